@@ -163,10 +163,10 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.*)
 	@touch $@
 
 .cuda/.done: pyproject.toml | .venv/bin/python
-	@echo 'quire: installing Triton and cuda-core into .cuda (once; about 1 GB) ...' >&2
+	@echo 'quire: installing Triton, cuda-core and nvmath-python into .cuda (once; about 1 GB) ...' >&2
 	@rm -rf .cuda && $(BIN)/python -m venv .cuda
 	@.cuda/bin/python -m pip -qq --disable-pip-version-check --no-input install --no-compile 'triton==3.9.*' \
-	  'cuda-core>=1.2,<2' 'cuda-bindings>=13.0,<14' ml_dtypes
+	  'cuda-core>=1.2,<2' 'cuda-bindings>=13.0,<14' 'nvmath-python>=1.0,<2' ml_dtypes
 	@$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
 	  >"$$(.cuda/bin/python -c 'import site; print(site.getsitepackages()[0])')/quire-venv.pth"
 	@touch $@

@@ -43,10 +43,12 @@ from quire.backends.cuda.coded_form import CodedForm, coded_form
 from quire.backends.cuda.coded_launches import CodedArguments, coded_row, coded_tiles
 from quire.backends.cuda.device import CudaDevice
 from quire.backends.cuda.divided import divide, divided_axes
-from quire.backends.cuda.kernels.product_variants import INTEGERS, PRECISIONS, product_tile, quantized_tile
+from quire.backends.cuda.kernels.product_variants import INTEGERS, quantized_tile
 from quire.backends.cuda.kernels.variant import LARGE, row_block, size_of
 from quire.backends.cuda.launch_list import product_grid
+from quire.backends.cuda.library import LEAST_ROWS
 from quire.backends.cuda.packing import packed, packed_shapes
+from quire.backends.cuda.products import float_product
 from quire.backends.cuda.quantizing import Quantizer
 from quire.backends.cuda.refused import require_kernels
 from quire.backends.cuda.rounding import quantized_row
@@ -235,12 +237,7 @@ def rows_of(piece: Piece, x: np.ndarray) -> DeviceArray:
 
 def product(piece: Piece, x: DeviceArray, weight: DeviceArray, out: DeviceArray) -> Launch:
     """Return the product of x [rows, inputs] and a bfloat16 weight [outputs, inputs]."""
-    (rows, inputs), outputs, none = x.shape, weight.shape[0], piece.empty(64)
-    tile = product_tile(rows, "bf16")
-    grid = product_grid(-(-rows // tile["BLOCK_M"]), outputs, tile)
-    args = (out, x, weight, none, rows, outputs, inputs)
-    how = {"PRECISION": PRECISIONS["bf16"], "BIAS": False, **tile}
-    return Launch("product", grid, args, how)
+    return float_product(out, x, weight, piece.empty(64))
 
 
 @dataclass
@@ -871,6 +868,8 @@ def check_speed(piece: Piece) -> None:
             out = piece.empty(rows, outputs)
             took_s = piece.seconds([product(piece, x, weight, out) for weight in weights], repeats) / copies
             _rates(piece, "bf16", rows, outputs, inputs, 2 * size, took_s)
+            if rows >= LEAST_ROWS:
+                _by_cublas(piece, product(piece, x, weights[0], out), took_s, repeats)
         for format in (*INTEGERS, *TIMED):
             of = Integers if format in INTEGERS else Codes
             many_weights = [of(piece, format, outputs, inputs) for _ in range(copies)]
@@ -890,6 +889,25 @@ def _rates(
     piece.found(
         what="product", format=format, rows=rows, outputs=outputs, inputs=inputs, us=took_s * 1e6, **rates
     )
+
+
+def _by_cublas(piece: Piece, launch: Launch, kernel_s: float, repeats: int) -> None:
+    """Compare a large product with cuBLAS, where it is installed: bits, and times if they are equal."""
+    if (library := piece.accelerator.ranks[0].open_library()) is None:
+        return
+    rows, outputs, inputs = launch.args[4:7]
+    facts = {"what": f"product by {library.name}", "rows": rows, "outputs": outputs, "inputs": inputs}
+    if not library.prove([launch]):
+        piece.found(**facts, equal_bits=0)
+        return
+    piece.accelerator.launch(launch)
+    piece.sync()
+    began_s = time.perf_counter()
+    for _ in range(repeats):
+        piece.accelerator.launch(launch)
+    piece.sync()
+    took_s = (time.perf_counter() - began_s) / repeats
+    piece.found(**facts, equal_bits=1, us=took_s * 1e6, times_as_fast=kernel_s / took_s)
 
 
 def _copy_speed(piece: Piece, repeats: int) -> None:

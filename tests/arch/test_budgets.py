@@ -70,10 +70,10 @@ ROOMS = (
     ),
     Room(
         "cuda",
-        5_170,
+        5_460,
         "the backend on NVIDIA GPUs: launches of programs, which they are, codes of other formats, adapters, "
-        "states, encoders, images, draft models, graphs, memory, the driver, the interpreted stand-in; could "
-        "be deleted with its lines in backends/device.py",
+        "states, encoders, images, draft models, graphs, memory, the driver, cuBLAS, the interpreted "
+        "stand-in; could be deleted with its lines in backends/device.py",
         ("backends/cuda",),
     ),
     Room(

@@ -68,6 +68,7 @@ ONLY_IN: dict[str, str | tuple[str, ...]] = {
     "torch": (),
     "triton": ("quire/backends/cuda/kernels/", "quire/backends/cuda/interpreter.py"),
     "cuda": "quire/backends/cuda/driver.py",
+    "nvmath": "quire/backends/cuda/cublas.py",
     "ray": "quire/cluster/",
     "huggingface_hub": "quire/weights/hub.py",
     "PIL": "quire/images/decode_job.py",
@@ -90,6 +91,8 @@ MODULE_OF = {
     "pillow": "PIL",
     "cuda-core": "cuda",
     "cuda-bindings": "cuda",
+    "nvmath-python": "nvmath",
+    "nvidia-cublas": "nvidia",
     "opentelemetry-sdk": "opentelemetry",
     "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
 }

@@ -20,15 +20,16 @@ from quire.backends.cuda.interpreted import InterpretedAccelerator
 from quire.backends.cuda.weights import place_weights
 from quire.models import read_model
 from quire.program import Program
-from quire.quantize.kinds import Dense, StoredWeight
+from quire.quantize.kinds import DTYPES, Dense, StoredWeight
 
 CHECKPOINT = wide_config("qwen3", num_hidden_layers=1)
 
 
-def write_checkpoint(folder: Path, config: Mapping[str, Any] = CHECKPOINT) -> str:
+def write_checkpoint(folder: Path, config: Mapping[str, Any] = CHECKPOINT, format: str = "f32") -> str:
     """Write a checkpoint of a tiny model with random weights, by default of one layer; return the folder."""
     weights = random_weights(read_model(config).program)
-    save_file({name: weight.array for name, weight in weights.items()}, folder / "model.safetensors")
+    arrays = {name: weight.array.astype(DTYPES[format]) for name, weight in weights.items()}
+    save_file(arrays, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
 

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from on_accelerator import write_checkpoint
+from nvmath.bindings import cublasLt
+from on_accelerator import CHECKPOINT, write_checkpoint
+from pretended_cublas import MANY_ROWS, PretendedProducts, pretend_cublas
 from pretended_gpu import PretendedKernels, pretend
 from test_cuda_engine import ask, make
 from test_exactness import fingerprint
 
-from quire.backends.cuda import divided
+from quire.backends.cuda import divided, library
 from quire.backends.cuda.accelerator import DeviceFault, Launch
 from quire.backends.cuda.driver import Gpu, open_gpu
 from quire.backends.cuda.gpu_group import GpuGroup
+from quire.backends.cuda.library import LEAST_ROWS, open_library
+from quire.backends.cuda.products import float_product
 from quire.backends.cuda.self_check import check_accelerator
 from quire.errors import ConfigError
+from quire.quantize.kinds import DTYPES
+from quire.sampling_params import SamplingParams
+
+OUTPUTS, INPUTS = 192, 320
 
 
 @pytest.fixture(scope="session")
@@ -26,11 +35,19 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> PretendedKernels:
     return pretend(tmp_path_factory.mktemp("gpu"))
 
 
+@pytest.fixture(scope="session")
+def cublas(kernels: PretendedKernels, tmp_path_factory: pytest.TempPathFactory) -> PretendedProducts:
+    return pretend_cublas(tmp_path_factory.mktemp("cublas"))
+
+
 @pytest.fixture(autouse=True)
-def no_errors(kernels: PretendedKernels) -> Iterator[None]:
+def no_errors(kernels: PretendedKernels, cublas: PretendedProducts) -> Iterator[None]:
     """Fail a test in whose launches something was wrong."""
+    cublas.asked.clear()
+    cublas.is_exact = True
     yield
-    assert kernels.errors == []
+    assert kernels.errors == cublas.errors == []
+    assert cublas.library.pretended_layouts() == 0
 
 
 @pytest.fixture
@@ -107,4 +124,101 @@ def test_requests_have_the_bits_of_the_interpreted_accelerator(
         llm.close()
         launches = kernels.dependent[before:]
         assert bool(launches) == any(launches) == (device == "cuda:0")
+    assert found[0] == found[1]
+
+
+def _product(gpu: Gpu, rows: int) -> Launch:
+    """Return a product of random rows and one weight, written to new memory."""
+    rng, dtype = np.random.default_rng(1), DTYPES["bf16"]
+    weight, x = (rng.standard_normal((n, INPUTS)).astype(dtype) for n in (OUTPUTS, rows))
+    arrays = [gpu.allocate(own.nbytes).part(0, own.shape, dtype) for own in (x, weight)]
+    for array, values in zip(arrays, (x, weight), strict=True):
+        gpu.write(array, values)
+    out = gpu.allocate(4 * rows * OUTPUTS).part(0, (rows, OUTPUTS), np.dtype(np.float32))
+    return float_product(out, *arrays, out)
+
+
+def test_cublas_computes_what_it_was_proved_for(
+    kernels: PretendedKernels, cublas: PretendedProducts, gpu: Gpu
+) -> None:
+    library = gpu.open_library()
+    assert library is not None
+    assert library.name == "cuBLAS 13.1.2"
+    few, many, more = (_product(gpu, rows) for rows in (LEAST_ROWS - 1, LEAST_ROWS, MANY_ROWS))
+    gpu.launch(many)
+    assert cublas.asked == []
+    wanted = gpu.fetch(many.args[0]).result()
+    assert library.prove([many, more])
+    # The first has other bits at once, the second in the larger product alone.
+    asked = [(algorithm, rows) for algorithm, rows, outputs, inputs in cublas.asked]
+    assert asked == [(0, LEAST_ROWS), (1, LEAST_ROWS), (1, MANY_ROWS), (2, LEAST_ROWS), (2, MANY_ROWS)]
+    cublas.asked.clear()
+    before = len(kernels.dependent)
+    gpu.launch(many)
+    assert cublas.asked == [(2, LEAST_ROWS, OUTPUTS, INPUTS)]
+    assert (gpu.fetch(many.args[0]).result() == wanted).all()
+    with_bias = replace(many, constants={**many.constants, "BIAS": True})
+    for launch in (few, with_bias):
+        gpu.launch(launch)
+    gpu.capture([many]).replay()
+    assert len(cublas.asked) == 1
+    assert len(kernels.dependent) == before + 3
+    with pytest.raises(ValueError, match="only large products"):
+        library.prove([few])
+
+
+def test_cublas_computes_nothing_else(cublas: PretendedProducts, gpu: Gpu) -> None:
+    library, product = gpu.open_library(), _product(gpu, MANY_ROWS)
+    assert library is not None
+    assert library.prove([product])
+    cublas.is_exact = False
+    assert not library.prove([product])
+    cublas.asked.clear()
+    gpu.launch(product)
+    assert cublas.asked == []
+
+
+def test_without_cublas(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> int:
+        raise cublasLt.cuBLASLtError(1)
+
+    monkeypatch.setattr(cublasLt, "create", fail)
+    assert open_library(gpu) is None
+    assert "cuBLAS is not used: NOT_INITIALIZED" in caplog.text
+    assert "pip install 'quire[cublas]'" in caplog.text
+    monkeypatch.setattr(library, "find_spec", lambda name: None)
+    caplog.clear()
+    assert open_library(gpu) is None
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_prompts_have_equal_bits_with_cublas(cublas: PretendedProducts, tmp_path: Path, number: int) -> None:
+    model = write_checkpoint(tmp_path, {**CHECKPOINT, "max_position_embeddings": 512}, "bf16")
+    prompt, found = [7 * i % 35 for i in range(LEAST_ROWS + 3)], []
+    for is_exact in (True, False):
+        cublas.is_exact = is_exact
+        llm = make(
+            model,
+            device="cuda:0",
+            tensor_parallel_size=number,
+            max_model_len=512,
+            max_num_batched_tokens=512,
+        )
+        chosen = llm.chosen["large_products"]
+        shapes = (
+            3 * number
+        )  # of queries, of keys and values, and of what follows attention; gates have kernels
+        told = (
+            f"cuBLAS 13.1.2 in {shapes if is_exact else 0} of {shapes} shapes, from 257 rows on; else kernels"
+        )
+        assert chosen == told
+        cublas.asked.clear()
+        output = llm.generate(
+            {"prompt_token_ids": prompt}, SamplingParams(max_tokens=2, detokenize=False), use_tqdm=False
+        )
+        assert bool(cublas.asked) == is_exact
+        assert {rows for _, rows, *_ in cublas.asked} <= {len(prompt)}
+        found.append(fingerprint(output[0]))
+        llm.close()
     assert found[0] == found[1]

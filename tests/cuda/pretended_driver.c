@@ -35,7 +35,7 @@ static int number(int* found, int value) {
   return OK;
 }
 
-static int version(int* found) { return number(found, 13000); }
+int cuDriverGetVersion(int* found) { return number(found, 13000); }
 static int device_count(int* found) { return number(found, DEVICES); }
 static int device(int* found, int ordinal) { return ordinal < DEVICES ? number(found, ordinal) : INVALID; }
 static int device_of_context(int* found) { return number(found, (int)context - 1); }
@@ -273,7 +273,7 @@ static const struct {
   void* function;
 } functions[] = {
     {"cuInit", done},
-    {"cuDriverGetVersion", version},
+    {"cuDriverGetVersion", cuDriverGetVersion},
     {"cuGetErrorName", error_name},
     {"cuDeviceGetCount", device_count},
     {"cuDeviceGet", device},

@@ -101,21 +101,18 @@ def _argument(address: int, type: str) -> Pointer | int | float:
     return (ctypes.c_int32 if type == "i32" else ctypes.c_float).from_address(address).value
 
 
+def compiled(folder: Path, source: str, name: str) -> ctypes.CDLL:
+    """Compile a file of these tests to a library, which this process finds by its name from then on."""
+    flags = ("-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-shared", "-fPIC")
+    command = ["cc", *flags, f"-Wl,-soname,{name}", "-o", folder / name, Path(__file__).with_name(source)]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
+
+
 def pretend(folder: Path) -> PretendedKernels:
     """Let this process have GPUs, whose files are in an empty folder."""
-    library, kernels = folder / "libcuda.so.1", PretendedKernels()
-    source = Path(__file__).with_name("pretended_driver.c")
-    flags = (
-        "-Wall",
-        "-Wextra",
-        "-Wno-unused-parameter",
-        "-Werror",
-        "-shared",
-        "-fPIC",
-        "-Wl,-soname,libcuda.so.1",
-    )
-    subprocess.run(["cc", *flags, "-o", library, source], check=True)
-    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL).pretended_functions(*kernels.functions)
+    kernels = PretendedKernels()
+    compiled(folder, "pretended_driver.c", "libcuda.so.1").pretended_functions(*kernels.functions)
     (folder / TARGET).mkdir()
     entries = dict[str, dict[str, Any]]()
     for variant in variants():

@@ -237,8 +237,22 @@ class Accelerator(Memory, Protocol):
         ...
 
 
+class ProductLibrary(Protocol):
+    """Another implementation of products, which computes launches where its bits are those of the kernel."""
+
+    name: str
+
+    def prove(self, products: Sequence[Launch]) -> bool:
+        """Compare products of one shape; return whether bits are equal, so that it computes the shape."""
+        ...
+
+
 class Rank(Accelerator, Protocol):
     """A single accelerator, to which weights are uploaded."""
+
+    def open_library(self) -> ProductLibrary | None:
+        """Return the library of products of this accelerator, if it has one."""
+        ...
 
     def stage(self, num_bytes: int) -> HostBuffer:
         """Return memory of the host for uploads, pinned on a GPU. Raises DeviceFault if there is none."""

@@ -20,6 +20,7 @@ from quire.backends.cuda.fused import prepared
 from quire.backends.cuda.graphs import GRAPH_BYTES, LAUNCH_BYTES, graph_rows, padded_rows
 from quire.backends.cuda.images import keeps_halves
 from quire.backends.cuda.kernels.product_variants import INTEGERS
+from quire.backends.cuda.library import prove_products
 from quire.backends.cuda.loops import CudaLoops
 from quire.backends.cuda.lower import scratch_row_bytes
 from quire.backends.cuda.quantizing import STAGED_BYTES, is_rounded
@@ -100,6 +101,7 @@ class CudaDevice:
         self._kernels = kernels
         self._num_threads = num_threads
         self._num_gpus = accelerator.num_ranks
+        self._products = ""  # what a library computes of the model that was built last
 
     def _divide(self, program: Program, weights: WeightPlan) -> Program:
         """Return the part of a program that each GPU computes, with planned weights."""
@@ -117,6 +119,7 @@ class CudaDevice:
             "gpu": self._accelerator.in_words(),
             "target": self._accelerator.target,
             "kernels": self._kernels,
+            **({"large_products": self._products} if self._products else {}),
         }
 
     def storage(self, spec: WeightSpec, stored: Storage, quantization: str | None) -> Storage:
@@ -231,6 +234,9 @@ class CudaDevice:
             if vision is not None:
                 vision = replace(vision, program=self._divide(vision.program, weights))
             own = self._divide(program, weights)
+            models = [(own, uploaded)]
+            models += [(drafter.program, drafter.weights or uploaded)] if drafter is not None else []
+            self._products = prove_products(models, self._accelerator)
             return CudaBackend(own, uploaded, self._accelerator, capacity, drafter, vision)
         except DeviceFault as fault:
             raise ConfigError(f"{self._accelerator.name}: {fault.message}", fault.hint) from fault

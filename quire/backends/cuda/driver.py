@@ -40,6 +40,7 @@ from quire.backends.cuda.accelerator import (
     row_of,
 )
 from quire.backends.cuda.faults import Reported, first_line, is_of_driver
+from quire.backends.cuda.library import Library, open_library
 from quire.backends.cuda.manifest import SWIZZLE, CompiledKernel, Manifest, launch_key
 from quire.errors import ConfigError
 
@@ -102,6 +103,7 @@ class Gpu:
         self._pinned = _Pinned()
         self._kernels: dict[str, _Loaded] = {}
         self._descriptors: dict[tuple[Any, ...], Any] = {}
+        self._library: Library | None = None
 
     def on(self, rank: int, array: DeviceArray) -> DeviceArray:
         return array
@@ -169,8 +171,16 @@ class Gpu:
 
     @reported()
     def launch(self, launch: Launch | RankExchange) -> None:
-        if isinstance(launch, Launch) and not launch.is_empty:
+        if isinstance(launch, RankExchange) or launch.is_empty:
+            return
+        if self._library is None or not self._library.computes(launch):
             self.submit(self.call(launch), self.stream)
+
+    @reported()
+    def open_library(self) -> Library | None:
+        self._device.set_current()
+        self._library = self._library or open_library(self)
+        return self._library
 
     @reported()
     def capture(self, launches: Sequence[Launch | RankExchange], dependent: bool = True) -> _Captured:

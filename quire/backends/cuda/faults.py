@@ -52,8 +52,9 @@ class Reported:
 
 
 def is_of_driver(error: Exception) -> bool:
-    """Return whether an error is one of cuda-core, whose class for them is not public, or of our calls."""
-    return isinstance(error, RuntimeError | MemoryError) or type(error).__module__.partition(".")[0] == "cuda"
+    """Return whether an error is of cuda-core, whose class for it is not public, of cuBLAS, or our own."""
+    package = type(error).__module__.partition(".")[0]
+    return isinstance(error, RuntimeError | MemoryError) or package in ("cuda", "nvmath")
 
 
 def first_line(error: Exception) -> str:

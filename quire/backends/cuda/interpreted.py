@@ -108,6 +108,9 @@ class InterpretedAccelerator:
     def stage(self, num_bytes: int) -> HostBuffer:
         return HostBuffer(np.empty(num_bytes, np.uint8), None)
 
+    def open_library(self) -> None:
+        """Return None: there are kernels alone."""
+
     def upload(self, buffer: HostBuffer, array: DeviceArray) -> Upload:
         view_of(array.part(0, (array.num_bytes,), buffer.bytes.dtype))[...] = buffer.bytes[: array.num_bytes]
         return _Uploaded()

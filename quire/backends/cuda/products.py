@@ -19,7 +19,7 @@ from quire.backends.cuda.joined import Product, add_product
 from quire.backends.cuda.kernels.product_variants import PRECISIONS, gated_tile, product_tile, quantized_tile
 from quire.backends.cuda.kernels.variant import LARGE, row_block, size_of
 from quire.backends.cuda.kernels.variants import ADAPTER_RANKS, ADAPTER_SEGMENT, ADAPTER_TILE, MULTIPLE
-from quire.backends.cuda.launch_list import Arrays, At, LaunchList, activation_name
+from quire.backends.cuda.launch_list import Arrays, At, LaunchList, activation_name, product_grid
 from quire.backends.cuda.rounding import (
     FLOAT_TYPES,
     QUANTIZED,
@@ -89,6 +89,18 @@ def is_narrow(spec: WeightSpec) -> bool:
     """
     inputs = spec.shape[-1]
     return inputs < NARROW or (inputs % MULTIPLE > 0 and not spec.quantizable)
+
+
+def float_product(out: DeviceArray, x: DeviceArray, weight: DeviceArray, none: DeviceArray) -> Launch:
+    """Return the product of x [rows, inputs] and a bfloat16 weight [outputs, inputs], without a bias.
+
+    Many rows are in bfloat16, few in float32. `none` stands for the bias.
+    """
+    (rows, inputs), outputs = x.shape, weight.shape[0]
+    tile = product_tile(rows, "bf16")
+    grid = product_grid(-(-rows // tile["BLOCK_M"]), outputs, tile)
+    how = {"PRECISION": PRECISIONS["bf16"], "BIAS": False, **tile}
+    return Launch("product", grid, (out, x, weight, none, rows, outputs, inputs), how)
 
 
 def _adapted(op: ops.Linear, to: LaunchList) -> None:
