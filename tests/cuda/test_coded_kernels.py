@@ -245,9 +245,17 @@ def test_gates_and_the_rest_may_have_two_kinds(kinds: tuple[str, str]) -> None:
     [
         *(("q4_k", "q6_k", "q5_k"), ("nvfp4", "awq", "q8_0"), ("fp8", "q2_k", "mxfp8")),
         *(("w8a8", "w8a8", "w8a8"), ("nf4", "e5m2", "mlx"), ("w8 of a row", "gptq of 8 bits", "tq2_0")),
+        *(
+            ("act-order", "act-order", "act-order"),
+            ("act-order", "q4_k", "q6_k"),
+            ("awq", "act-order", "nf4"),
+        ),
     ],
 )
-def test_experts_of_three_kinds(monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, str, str]) -> None:
+@pytest.mark.parametrize("on_inputs", [False, True])
+def test_experts_of_three_kinds(
+    monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, str, str], on_inputs: bool
+) -> None:
     """gate, up and down in kinds of their own: each expert has its own matrix, in steps of any size."""
 
     def rounded(x: np.ndarray, weight: Coded) -> np.ndarray:
@@ -256,13 +264,14 @@ def test_experts_of_three_kinds(monkeypatch: pytest.MonkeyPatch, kinds: tuple[st
         return numerics.matmul(x, weight)
 
     monkeypatch.setattr(experts, "matmul", rounded)
-    hidden, inner, number = 144, 48, 2
+    hidden, inner, number = 144, 48, 3
     b, w, shapes = Builder(), Names(""), ((inner, hidden), (inner, hidden), (hidden, inner))
     matrices = [WeightSpec(f"{i}", (number, *shape), (f"{i}",)) for i, shape in enumerate(shapes)]
     x = b.embed(w / "table", 34, hidden)
-    mixed = b.experts(
-        x, b.linear(x, w / "router", number), ExpertWeights(*matrices), routing=Routing(1), activation="relu"
-    )
+    scores, routing = b.linear(x, w / "router", number), Routing(2)
+    if on_inputs:
+        routing = Routing(2, affinity="sigmoid", normalized=False, on_inputs=True)
+    mixed = b.experts(x, scores, ExpertWeights(*matrices), routing=routing, activation="relu")
     program = b.program(b.sampled_rows(mixed))
     weights: dict[str, Any] = {
         "table.weight": Dense(activations(34, hidden) / np.float32(50)),

@@ -117,6 +117,19 @@ def test_inputs_of_experts_are_scaled() -> None:
     assert (out == shares[..., None] * x[:, None]).all()
 
 
+@pytest.mark.parametrize("by_place", [False, True])
+def test_inputs_are_put_into_the_order_of_each_matrix(by_place: bool) -> None:
+    picked, _, _, _ = pairs_of()
+    x, out = normal(0, TOKENS, HIDDEN), np.empty((TOKENS * CHOSEN, HIDDEN), np.float32)
+    orders = np.stack([np.random.default_rng(i).permutation(HIDDEN) for i in range(EXPERTS)]).astype(np.int32)
+    args = [out, x, orders, picked, HIDDEN, CHOSEN, EXPERTS]
+    how = {"PICKED": not by_place, "BLOCK": 64}
+    interpreter.run(experts.order_inputs, (TOKENS * CHOSEN, -(-HIDDEN // 64)), args, how)
+    matrices = np.arange(TOKENS * CHOSEN) % EXPERTS if by_place else picked.ravel()
+    for pair, own in enumerate(out):
+        assert (own == x[pair // CHOSEN][orders[matrices[pair]]]).all()
+
+
 GRID = (-(-TOKENS * CHOSEN // 16) + EXPERTS, 2, 1)
 TILE = {"EXPERTS": 8, "BLOCK_M": 16, "BLOCK_N": 32}
 

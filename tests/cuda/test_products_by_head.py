@@ -76,13 +76,13 @@ def test_products_of_floats(name: str) -> None:
     assert (np.abs(found - np.einsum("thi,hoi->tho", own, matrices)) < 1e-6 * bound).all()
 
 
-def test_matrices_with_orders_of_their_own_are_not_packed() -> None:
-    """Kernels take one order of inputs for all heads, which is that of the matrix that is divided."""
+def test_matrices_may_have_orders_of_their_own() -> None:
     weight = weight_of("act-order", 2, OUTPUTS, 128)
     assert weight.order is not None
-    orders = np.stack([weight.order[0], weight.order[0][::-1]])
-    with pytest.raises(ValueError, match="various orders"):
-        by_head(replace(weight, order=orders), activations(4, 128).reshape(2, 2, 128))
+    weight = replace(weight, order=np.stack([weight.order[0], weight.order[0][::-1]]))
+    x = activations(TOKEN_COUNT * 2, 128).reshape(TOKEN_COUNT, 2, 128)
+    wanted = np.stack([weight[head].product(x[:, head]) for head in range(2)], axis=1)
+    assert same_bits(by_head(weight, x), wanted)
 
 
 def source_shape(spec: WeightSpec) -> tuple[int, ...]:

@@ -108,7 +108,7 @@ class CodedForm:
     def parts(self, shape: tuple[int, ...]) -> dict[str, Part]:
         """Return the arrays of a weight of this shape: planes by row, the others by group of inputs.
 
-        "order" and "table" are those of the weight.
+        "table" is that of the weight, and "order" that of each matrix.
         """
         *outer, outputs, inputs = shape
         spans = ceil_div(inputs, SPAN)
@@ -131,7 +131,7 @@ class CodedForm:
             if two:
                 found["minimum_codes"] = (of_groups, codes)
         if self.ordered:
-            found["order"] = ((inputs,), np.dtype(np.int32))
+            found["order"] = ((*outer, inputs), np.dtype(np.int32))
         if self.kind.table == "floats":
             found["table"] = ((1 << self.kind.bits,), np.dtype(np.float32))
         return found

@@ -25,7 +25,10 @@ _ARGUMENTS = ("low", "high", "scales", "scale_codes", "minimums", "minimum_codes
 
 @dataclass(frozen=True, slots=True)
 class CodedArguments:
-    """A weight as kernels take it: its arrays, and the numbers after the sizes of a product."""
+    """A weight as kernels take it: its arrays, and the numbers after the sizes of a product.
+
+    `order` is that of the inputs, [in] or [matrices, in], if they have one of their own.
+    """
 
     form: CodedForm
     arrays: tuple[DeviceArray, ...]
@@ -44,9 +47,14 @@ class CodedArguments:
         return cls(form, (*arrays, *table), numbers, named.get("order"))
 
     @property
+    def one_order(self) -> DeviceArray | None:
+        """The order of a single matrix; rows for one of several are put into its order before."""
+        return self.order if self.order is not None and len(self.order.shape) == 1 else None
+
+    @property
     def rounding(self) -> object:
         """The way in which activations are rounded for it: weights with equal ones share them."""
-        order = None if self.order is None else (id(self.order.buffer), self.order.first_byte)
+        order = None if (own := self.one_order) is None else (id(own.buffer), own.first_byte)
         return (self.form.span, self.form.kind.unit, order)
 
 
@@ -72,11 +80,12 @@ def rounded_rows(
 
         to.launches.append(whole)
         return parts
-    order = to.constant(np.zeros(1, np.int32)) if weight.order is None else weight.order
+    own = weight.one_order
+    order = to.constant(np.zeros(1, np.int32)) if own is None else own
     to.add(
         "quantize_coded_rows",
         lambda step: (count(step), spans, 1),
-        lambda step: (*parts(step), x(step), order, width, form.ordered),
+        lambda step: (*parts(step), x(step), order, width, int(own is not None)),
         SPAN_INPUTS=form.span,
         UNIT=form.kind.unit,
     )

@@ -44,7 +44,7 @@ def pieces(weight: Coded, form: CodedForm) -> Iterator[PackedPiece]:
     for name, (shape, kind) in form.parts(weight.shape).items():
         size = math.prod(shape[-2:]) * kind.itemsize
         if name == "order":
-            yield PackedPiece(name, 0, size, partial(_order, weight))
+            yield PackedPiece(name, 0, size, lambda: np.ascontiguousarray(weight.order, np.int32))
         elif name == "table":
             yield PackedPiece(name, 0, size, lambda: np.array(weight.table, np.float32))
         elif name in ("low", "high"):
@@ -55,14 +55,6 @@ def pieces(weight: Coded, form: CodedForm) -> Iterator[PackedPiece]:
         else:
             for number, matrix in enumerate(matrices):
                 yield from _pieces_of_groups(matrix, form, name, number * size)
-
-
-def _order(weight: Coded) -> Array:
-    """Return the order of inputs, which all matrices share."""
-    orders = np.reshape(np.asarray(weight.order, np.int32), (-1, weight.width))
-    if (orders != orders[0]).any():
-        raise ValueError(f"matrices of {weight.kind} have inputs in various orders")
-    return np.ascontiguousarray(orders[0])
 
 
 def _plane(weight: Coded, form: CodedForm, name: str) -> Array:

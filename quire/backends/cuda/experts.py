@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.backends.cuda.accelerator import Argument, Constant, DeviceArray
 from quire.backends.cuda.exchanges import gather, num_ranks
-from quire.backends.cuda.grouped import GroupedProducts, float_tile
+from quire.backends.cuda.grouped import GroupedProducts, float_tile, is_ordered
 from quire.backends.cuda.kernels.product_variants import PRECISIONS
 from quire.backends.cuda.kernels.variant import MOST_EXPERTS, row_block
 from quire.backends.cuda.kernels.variants import MOST_CHOSEN, SORTED_BLOCK
@@ -26,25 +26,22 @@ def experts(op: ops.Experts, to: LaunchList) -> None:
     """Record a mixture of experts."""
     pairs, weights, routing = _Pairs(op, to), op.experts, op.routing
     _route(op, to, pairs)
-    x, per_token = to.at(op.x), routing.chosen
-    if routing.on_inputs:
-        pairs.add("scale_pairs", _OUT, op.x.width, (x, pairs.at(_SHARES)), routing.chosen)
-        x, per_token = pairs.at(_OUT), 1
     gate, name = weights.gate, "limited" if op.limit is not None else activation_name(op.activation)
     inner, up, limit = weights.up.shape[1], pairs.at(_UP), op.limit or 0.0
     if gate is None:
-        pairs.multiply(_UP, x, per_token, weights.up, weights.up_bias)
+        pairs.multiply(_UP, *pairs.inputs_of(weights.up), weights.up, weights.up_bias)
         pairs.add("unary", _GATED, inner, (up,), ACTIVATION=name)
     elif pairs.are_floats(gate, weights.up):
-        pairs.multiply_gated(_GATED, x, per_token, name)
+        pairs.multiply_gated(_GATED, *pairs.inputs_of(gate), name)
     else:
-        pairs.multiply(_GATED, x, per_token, gate, weights.gate_bias)
-        pairs.multiply(_UP, x, per_token, weights.up, weights.up_bias)
+        pairs.multiply(_GATED, *pairs.inputs_of(gate), gate, weights.gate_bias)
+        pairs.multiply(_UP, *pairs.inputs_of(weights.up), weights.up, weights.up_bias)
         both = (pairs.at(_GATED), up)
         pairs.add("gated_activation", _GATED, inner, both, inner, limit, ACTIVATION=name)
     if (ranks := num_ranks(op)) > 1:
         gather(to, op.x.count, routing.chosen, inner, ranks, pairs.at(_GATED), pairs.at(_GATED))
-    pairs.multiply(_OUT, pairs.at(_GATED), 1, weights.down, weights.down_bias)
+    inside = pairs.in_order(_UP, pairs.at(_GATED), 1, weights.down)
+    pairs.multiply(_OUT, *inside, weights.down, weights.down_bias)
     _sum(op, to, pairs)
     to.rounded = None  # scratch memory was written
 
@@ -56,9 +53,10 @@ def pair_parts(op: ops.Experts, formats: Mapping[str, str]) -> tuple[Part, ...]:
     """
     hidden, inner, chosen = op.experts.up.shape[2], op.experts.down.shape[2], op.routing.chosen
     *before, down = (formats[matrix.name] for matrix in op.experts.matrices())
+    apart = op.routing.on_inputs or any(map(is_ordered, before))  # each pair has inputs of its own
     of_x = max(row_bytes(rounded_row(format, hidden)) for format in before)
     of_pairs = row_bytes(rounded_row(down, inner))
-    rounded = max(of_x * (chosen if op.routing.on_inputs else 1), of_pairs * chosen)
+    rounded = max(of_x * (chosen if apart else 1), of_pairs * chosen)
     integers, floats = np.dtype(np.int32), np.dtype(np.float32)
     inside = (chosen * inner, floats)
     return (
@@ -76,6 +74,9 @@ class _Pairs:
         self.op, self._to, self._parts = op, to, pair_parts(op, formats)
         self._offsets = to.constant(np.zeros(op.num_experts + 1, np.int32))
         self._products = GroupedProducts(to, op.num_experts, self.count, self.listed)
+        self._x = to.at(op.x), op.routing.chosen
+        self._apart = any(map(self._products.is_ordered, op.experts.matrices()[:-1]))
+        self._scaled: tuple[At, int] | None = None  # inputs times shares, once they are in _OUT
 
     def tokens(self, step: StepArrays) -> int:
         return step.counts[self.op.x.count]
@@ -90,6 +91,27 @@ class _Pairs:
     def listed(self, step: StepArrays) -> tuple[DeviceArray, DeviceArray]:
         """Return the pairs in order of their experts, and where those of each begin."""
         return self.at(_ORDER)(step), self._offsets
+
+    def inputs_of(self, matrix: WeightSpec) -> tuple[At, int]:
+        """Return where the inputs of gate or up are, and of how many pairs each row: x, or in _OUT their own.
+
+        These are in the order of the matrix, and multiplied by shares if the routing says so.
+        """
+        if not self.op.routing.on_inputs:
+            return self.in_order(_OUT, *self._x, matrix)
+        if self._scaled is None or self._apart:
+            x, per_token = self.in_order(_OUT, *self._x, matrix)
+            self.add("scale_pairs", _OUT, self.op.x.width, (x, self.at(_SHARES)), per_token)
+            self._scaled = self.at(_OUT), 1
+        return self._scaled
+
+    def in_order(self, free: int, x: At, per_token: int, matrix: WeightSpec) -> tuple[At, int]:
+        """Return x, or where it is in the order of each pair's matrix: in the array `free`."""
+        if not self._products.is_ordered(matrix):
+            return x, per_token
+        found = self.at(free)
+        self._products.order_inputs(found, x, per_token, matrix, self.at(_PICKED))
+        return found, 1
 
     def are_floats(self, *matrices: WeightSpec) -> bool:
         """Return whether the matrices are floats of one format."""

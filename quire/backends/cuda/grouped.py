@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from quire.backends.cuda.accelerator import Constant, DeviceArray, Launch
 from quire.backends.cuda.coded_form import CodedForm
 from quire.backends.cuda.coded_launches import CodedArguments, coded_tiles, rounded_rows
 from quire.backends.cuda.kernels.product_variants import PRECISIONS, grouped_tile, quantized_tile
-from quire.backends.cuda.kernels.variant import LARGE, MOST_EXPERTS, size_of
+from quire.backends.cuda.kernels.variant import LARGE, MOST_EXPERTS, row_block, size_of
 from quire.backends.cuda.launch_list import product_grid
 from quire.backends.cuda.rounding import FLOAT_TYPES, QUANTIZED, quantized_rows, rounded_floats, unrounded
 from quire.backends.cuda.weights import DeviceWeight, spans_of
@@ -40,10 +42,39 @@ class GroupedProducts:
         self._to, self._number, self._count, self._listed = to, number, count, listed
         self._rounded: tuple[At, object, Arrays] | None = None
 
+    def is_ordered(self, matrix: WeightSpec) -> bool:
+        """Return whether each matrix has its inputs in an order of its own."""
+        return is_ordered(self._to.weights[matrix.name].format)
+
+    def order_inputs(
+        self, out: At, x: At, pairs_of_row: int, matrix: WeightSpec, picked: At | None = None
+    ) -> None:
+        """Record that `out` [pairs, in] gets x in the order of each pair's matrix, to be multiplied by it.
+
+        The matrix of a pair is what is `picked`, or else its number modulo that of the matrices.
+        """
+        weight, to, width = self._to.weights[matrix.name], self._to, matrix.shape[-1]
+        if (form := weight.form) is None or (order := CodedArguments.of(weight, form, to.none).order) is None:
+            raise ValueError(f"{matrix.name} has its inputs in order")
+        block, nothing = row_block(width), to.constant(np.zeros(1, np.int32))
+        to.add(
+            "order_inputs",
+            lambda step: (self._count(step), ceil_div(width, block), 1),
+            lambda step: (
+                *(out(step), x(step), order, picked(step) if picked else nothing),
+                *(width, pairs_of_row, self._number),
+            ),
+            PICKED=picked is not None,
+            BLOCK=block,
+        )
+
     def multiply(
         self, out: At, x: At, pairs_of_row: int, matrix: WeightSpec, bias: WeightSpec | None = None
     ) -> None:
-        """Record the product of x, whose rows have so many pairs each, and each pair's matrix."""
+        """Record the product of x, whose rows have so many pairs each, and each pair's matrix.
+
+        Its inputs are in the order of the matrix (order_inputs).
+        """
         weight, outputs = self._to.weights[matrix.name], matrix.shape[-2]
         if (form := weight.form) is not None:
             self._multiply_coded(out, x, pairs_of_row, weight, form, bias)
@@ -141,6 +172,12 @@ class GroupedProducts:
 
     def _rows(self, pairs_of_row: int) -> Callable[[StepArrays], int]:
         return lambda step: self._count(step) // pairs_of_row
+
+
+def is_ordered(format: str) -> bool:
+    """Return whether weights in a format have their inputs in an order of their own."""
+    form = CodedForm.of_format(format)
+    return form is not None and form.ordered > 0
 
 
 def float_tile(kind: str) -> Tile:

@@ -6,7 +6,7 @@ import numpy as np
 
 from quire.backends.cuda.accelerator import Argument, DeviceArray
 from quire.backends.cuda.attention import cache_kind
-from quire.backends.cuda.grouped import GroupedProducts
+from quire.backends.cuda.grouped import GroupedProducts, is_ordered
 from quire.backends.cuda.kernels.variants import CACHES, LIST_BLOCK
 from quire.backends.cuda.launch_list import LaunchList, padded_dim
 from quire.backends.cuda.rounding import rounded_row
@@ -17,14 +17,19 @@ from quire.program import ops
 _HEADS = 16  # of a program of attend_latent
 
 
-def by_head_parts(op: ops.LinearByHead, format: str) -> tuple[Part, Part]:
-    """Return what scratch memory has of each token: quantized activations of its heads, and its pairs.
+def by_head_parts(op: ops.LinearByHead, format: str) -> tuple[Part, Part, Part]:
+    """Return what scratch memory has of each token: quantized activations of its heads, its pairs, inputs.
 
-    `format` is that of the weight.
+    `format` is that of the weight. Only inputs that are put into another order are kept.
     """
     heads, _, inputs = op.weight.shape
     rounded = row_bytes(rounded_row(format, inputs))
-    return (heads * rounded, np.dtype(np.int8)), (heads, np.dtype(np.int32))
+    ordered = heads * inputs if is_ordered(format) else 0
+    return (
+        (heads * rounded, np.dtype(np.int8)),
+        (heads, np.dtype(np.int32)),
+        (ordered, np.dtype(np.float32)),
+    )
 
 
 def linear_by_head(op: ops.LinearByHead, to: LaunchList) -> None:
@@ -45,7 +50,15 @@ def linear_by_head(op: ops.LinearByHead, to: LaunchList) -> None:
         lambda step: (*listed(step), step.counts[count], heads),
         BLOCK=LIST_BLOCK,
     )
-    GroupedProducts(to, heads, pairs, listed).multiply(to.at(op.out), to.at(op.x), 1, op.weight)
+    products, x = GroupedProducts(to, heads, pairs, listed), to.at(op.x)
+    if products.is_ordered(op.weight):
+
+        def in_order(step: StepArrays) -> DeviceArray:
+            return carve(step.scratch, step.counts[count], parts)[2]
+
+        products.order_inputs(in_order, x, 1, op.weight)
+        x = in_order
+    products.multiply(to.at(op.out), x, 1, op.weight)
     to.rounded = None  # scratch memory was written
 
 

@@ -202,3 +202,21 @@ def sum_experts(
             own = tl.sum(tl.where(experts == last, share, 0.0), 0) * own
         total += own
     tl.store(out + token * width + column, total, mask=inside)
+
+
+@triton.jit
+def order_inputs(
+    out, x, order, picked, width, pairs_of_row, matrices, PICKED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """out [pairs, width] = x [pairs / pairs_of_row, width] in the order of each pair's matrix.
+
+    Column j is input order[matrix, j], order int32 [matrices, width]. The matrix of a pair is
+    picked[pair] if PICKED, else its number modulo `matrices`. Grid (pairs, width / BLOCK).
+    """
+    pair, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    matrix = tl.load(picked + pair) if PICKED else pair % matrices
+    source = tl.load(order + matrix.to(tl.int64) * width + column, mask=inside, other=0)
+    row = (pair // pairs_of_row).to(tl.int64)
+    own = tl.load(x + row * width + source, mask=inside, other=0.0)
+    tl.store(out + pair.to(tl.int64) * width + column, own, mask=inside)

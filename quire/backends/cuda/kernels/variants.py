@@ -258,8 +258,11 @@ def _experts() -> Iterator[Variant]:
     yield Variant("sort_by_expert", types_of(f"{listed} picked:*i32 pairs:i32"), {"BLOCK": SORTED_BLOCK})
     scaled = types_of("out:*fp32 x:*fp32 shares:*fp32 width:i32 chosen:i32")
     summed = types_of("out:*fp32 x:*fp32 picked:*i32 shares:*fp32 width:i32 chosen:i32")
+    ordered = types_of("out:*fp32 x:*fp32 order:*i32 picked:*i32 width:i32 pairs_of_row:i32 matrices:i32")
     for block in ROW_BLOCKS:
         yield Variant("scale_pairs", scaled, {"BLOCK": block})
+        for picked in (False, True):
+            yield Variant("order_inputs", ordered, {"PICKED": picked, "BLOCK": block})
         for weighted in (False, True):
             own = {"WEIGHTED": weighted, "CHOSEN": MOST_CHOSEN, "BLOCK": block}
             yield Variant("sum_experts", summed, own)
