@@ -56,7 +56,7 @@ class PretendedProducts:
     @staticmethod
     def _by_the_kernel(addresses: list[int], rows: int, outputs: int, inputs: int) -> None:
         out, x, weight = map(Pointer, addresses, ("float32", "bfloat16", "bfloat16"))
-        tile = product_tile(rows, "bf16")
+        tile = product_tile(rows, outputs, "bf16")
         grid = product_grid(-(-rows // tile["BLOCK_M"]), outputs, tile)
         how = {"PRECISION": PRECISIONS["bf16"], "BIAS": False, **tile}
         interpreter.run(_kernels()["product"], grid, (out, x, weight, out, rows, outputs, inputs), how)

@@ -248,8 +248,8 @@ def test_the_order_of_sums_is_what_makes_bits_equal(monkeypatch: pytest.MonkeyPa
     whole = Paged(program, weights, make=interpreted)
     first = whole.prefill(whole.sequence(TOKENS[:12]))
 
-    def by_rows(rows: int, weight: str) -> dict[str, Any]:
-        return tile(rows, weight) | ({"BLOCK_K": 16} if rows < 8 else {})
+    def by_rows(rows: int, outputs: int, weight: str) -> dict[str, Any]:
+        return tile(rows, outputs, weight) | ({"BLOCK_K": 16} if rows < 8 else {})
 
     monkeypatch.setattr(products, "product_tile", by_rows)
     broken = Paged(program, weights, make=interpreted)

@@ -60,7 +60,7 @@ class CudaLoops:
         x, weight = (self._array(_some((size, size), dtype)) for dtype in (own, DTYPES[kind]))
         format = FLOAT_TYPES[kind]
         out, none = self._empty((size, size), _FLOAT), self._empty((64,), _FLOAT)
-        tile = product_tile(size, format)
+        tile = product_tile(size, size, format)
         how = {"PRECISION": PRECISIONS[format], "BIAS": False, **tile}
         args = (out, x, weight, none, size, size, size)
         return Launch("product", _grid(size, tile), args, how)

@@ -76,7 +76,8 @@ def _product(x: Value, spec: WeightSpec, bias: WeightSpec | None, out: At, to: L
     else:
         kernel, rows, sizes = "product", _float_rows(x, weight.format, to), (inputs,)
         kind = FLOAT_TYPES[weight.format]
-        tile, constants["PRECISION"] = partial(product_tile, weight=kind), PRECISIONS[kind]
+        tile = partial(product_tile, outputs=outputs, weight=kind)
+        constants["PRECISION"] = PRECISIONS[kind]
         joins = kind == "bf16"
     product = Product(x, kernel, rows, sizes, tile, constants, out, (*arrays, own_bias), outputs)
     add_product(product, joins, to)
@@ -97,7 +98,7 @@ def float_product(out: DeviceArray, x: DeviceArray, weight: DeviceArray, none: D
     Many rows are in bfloat16, few in float32. `none` stands for the bias.
     """
     (rows, inputs), outputs = x.shape, weight.shape[0]
-    tile = product_tile(rows, "bf16")
+    tile = product_tile(rows, outputs, "bf16")
     grid = product_grid(-(-rows // tile["BLOCK_M"]), outputs, tile)
     how = {"PRECISION": PRECISIONS["bf16"], "BIAS": False, **tile}
     return Launch("product", grid, (out, x, weight, none, rows, outputs, inputs), how)
@@ -150,7 +151,8 @@ def gated_linear(op: ops.GatedLinear, to: LaunchList) -> None:
     else:
         kernel, rows, size = "gated_product", _float_rows(op.x, gate.format, to), inputs
         kind = FLOAT_TYPES[gate.format]
-        tile, constants["PRECISION"] = partial(gated_tile, weight=kind), PRECISIONS[kind]
+        tile = partial(gated_tile, outputs=outputs, weight=kind)
+        constants["PRECISION"] = PRECISIONS[kind]
     arrays, out = (*gate.arrays, *up.arrays), to.at(op.out)
     add_product(Product(op.x, kernel, rows, (size,), tile, constants, out, arrays, outputs), False, to)
 

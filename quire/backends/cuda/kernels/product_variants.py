@@ -21,11 +21,15 @@ PRECISIONS = {"bf16": "stored", "fp16": "tf32", "fp32": "ieee"}  # of products, 
 INTEGERS = {"int8": ("i8", "i8"), "int4": ("u8", "i8")}  # weights, scales of groups
 QUANTIZED_BLOCK = 256  # groups of a weight, or pairs of them, that a program rounds
 
+WIDE = "wide"  # a large product that has enough of the largest tiles
+
 # Tiles, warps and stages. All tiles of a format have one BLOCK_K. Small ones have few outputs, so that 4,096
-# are a program for each multiprocessor, and load far ahead: about 30 KB for each must be on the way.
+# are a program for each multiprocessor, and load far ahead: about 30 KB for each must be on the way. Wide
+# ones read three quarters of what large ones do from the second-level cache, which limits these.
 _PRODUCT_TILES: dict[tuple[str, str], tuple[Constants, int, int]] = {
     (SMALL, "bf16"): ({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64}, 4, 8),
     (LARGE, "bf16"): ({"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}, 8, 4),
+    (WIDE, "bf16"): ({"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64}, 8, 4),
     (SMALL, "fp16"): ({"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64}, 4, 4),
     (LARGE, "fp16"): ({"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}, 4, 2),
     (SMALL, "fp32"): ({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32}, 4, 3),
@@ -35,19 +39,41 @@ _QUANTIZED_TILES: dict[str, tuple[Constants, int, int]] = {
     SMALL: ({"BLOCK_M": 16, "BLOCK_N": 32}, 4, 10),
     LARGE: ({"BLOCK_M": 64, "BLOCK_N": 128}, 8, 3),
 }
-_X_TYPES = {(LARGE, "bf16"): "bf16"}  # of activations, float32 elsewhere: here they are rounded before
+# Types of activations: those that are rounded before. Others are float32.
+_X_TYPES = {(size, "bf16"): "bf16" for size in (LARGE, WIDE)}
 _GATES = ("silu", "gelu_tanh")
 
 
-def product_tile(rows: int, weight: str) -> Constants:
-    """Return the tile of a product of so many rows with float weights of a format ("bf16")."""
-    return _PRODUCT_TILES[size_of(rows), weight][0]
+def product_tile(rows: int, outputs: int, weight: str) -> Constants:
+    """Return the tile of a product of so many rows and outputs with float weights of a format ("bf16")."""
+    return _PRODUCT_TILES[_size(rows, outputs, weight), weight][0]
 
 
-def gated_tile(rows: int, weight: str) -> Constants:
+def gated_tile(rows: int, outputs: int, weight: str) -> Constants:
     """Return the tile of a gated product, which has two accumulators."""
-    tile = product_tile(rows, weight)
-    return tile | {"BLOCK_N": min(tile["BLOCK_N"], 64)}
+    return _gated(_size(rows, 2 * outputs, weight), weight)
+
+
+def _gated(size: str, weight: str) -> Constants:
+    """Return the tile of a gated product of a size: with half the outputs where there are many sums."""
+    tile = _PRODUCT_TILES[size, weight][0]
+    return tile | {"BLOCK_N": max(min(tile["BLOCK_N"], 64), tile["BLOCK_N"] // 2)}
+
+
+def _size(rows: int, outputs: int, weight: str) -> str:
+    """Return the size of a product: wide if a GPU of some 130 multiprocessors has done it sooner so.
+
+    A multiprocessor takes three quarters of the time for each output of a wide tile, which counts if all
+    have as many tiles.
+    """
+    if (size := size_of(rows)) == SMALL or (WIDE, weight) not in _PRODUCT_TILES:
+        return size
+    turns = dict[str, int]()
+    for own in (LARGE, WIDE):
+        tile = _PRODUCT_TILES[own, weight][0]
+        tiles = -(-rows // tile["BLOCK_M"]) * -(-outputs // tile["BLOCK_N"])
+        turns[own] = -(-tiles // 128)
+    return WIDE if 3 * turns[WIDE] <= 2 * turns[LARGE] else LARGE
 
 
 def quantized_tile(rows: int) -> Constants:
@@ -57,7 +83,7 @@ def quantized_tile(rows: int) -> Constants:
 
 def grouped_tile(rows: int, weight: str) -> Constants:
     """Return the tile of a product of experts with about so many rows for each."""
-    return gated_tile(rows, weight)
+    return _gated(size_of(rows), weight)
 
 
 def tiles_on(variant: Variant, target: str) -> dict[str, tuple[int, int]]:
@@ -93,12 +119,12 @@ def _products() -> Iterator[Variant]:
     )
     for (size, weight), (tile, warps, stages) in _PRODUCT_TILES.items():
         x = _X_TYPES.get((size, weight), "fp32")
-        cores = "float" if size == LARGE and weight == "bf16" else ""
+        cores = "float" if size != SMALL and weight == "bf16" else ""
         how = {"PRECISION": PRECISIONS[weight]} | tile
         for bias in (False, True):
             own = how | {"BIAS": bias}
             yield Variant("product", types_of(plain, x=x, w=weight), own, warps, stages, cores)
-        how |= gated_tile(1 if size == SMALL else 17, weight)
+        how |= _gated(size, weight)
         for name in _GATES:
             yield Variant(
                 "gated_product",

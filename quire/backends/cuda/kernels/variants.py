@@ -65,7 +65,8 @@ def most_stack_bytes(variant: Variant, target: str) -> int:
     """Return the budget of what does not fit the registers of a thread; heads of 256 need most.
 
     sm_100 has no instruction of a group of warps for integers: both operands of large tiles take registers.
-    Weights of other formats have sums of floats beside their integers.
+    Weights of other formats have sums of floats beside their integers. Wide gated products apply the
+    activation to 64 sums of a thread, after their loop.
     """
     if variant.kernel.startswith("attend"):
         return 520
@@ -73,6 +74,8 @@ def most_stack_bytes(variant: Variant, target: str) -> int:
         return 384
     if "TABLE" in variant.constants and variant.tensor_cores:
         return 384
+    if variant.kernel == "gated_product" and variant.constants["BLOCK_N"] == 128:
+        return 1400
     return 320 if variant.tensor_cores == "integer" and target == "sm_100" else 128
 
 
