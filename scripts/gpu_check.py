@@ -261,7 +261,7 @@ class Integers:
         parts = [piece.empty(rows, width, dtype=kind) for width, kind in quantized_row(self.inputs)]
         scaled = {"BLOCK_SCALED": self.format == "int8"}
         first = Launch("quantize_rows", (rows, spans, 1), (*parts, x, self.inputs), scaled)
-        tile, none = quantized_tile(rows), piece.empty(64)
+        tile, none = quantized_tile(rows, self.outputs), piece.empty(64)
         grid = product_grid(-(-rows // tile["BLOCK_M"]), self.outputs, tile)
         args: tuple[Argument, ...] = (out, *parts, *self.weight, none, rows, self.outputs, spans)
         how = {"KIND": self.format, "BIAS": False, **tile}

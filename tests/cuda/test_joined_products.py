@@ -1,4 +1,4 @@
-"""Products of one value that small steps launch as one: the bits of those that are launched one by one."""
+"""Products of one value that few rows launch as one: the bits of those that are launched one by one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from test_coded_kernels import INTEGERS, activations, run, weight_of
 from test_whole_models import TOKENS, stored
 from tiny import Paged, same_bits
 
-from quire.backends.cuda import joined
+from quire.backends.cuda import joined, products
 from quire.backends.cuda.accelerator import Launch, RankExchange
 from quire.backends.cuda.interpreted import InterpretedAccelerator
 from quire.program import Builder, Names
@@ -40,16 +40,19 @@ def logits(program: Any, format: str, length: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("format", ["bf16", "int8", "int4"])
-@pytest.mark.parametrize(("name", "by_layer"), [("llama", 1), ("qwen2", 1), ("deepseek_v3", 2)])
+@pytest.mark.parametrize(
+    ("name", "by_layer", "rows"),
+    [("llama", 1, 5), ("llama", 1, 20), ("qwen2", 1, 5), ("qwen2", 1, 20), ("deepseek_v3", 2, 5)],
+)
 def test_bits_are_those_of_products_one_by_one(
-    name: str, by_layer: int, format: str, launched: list[Launch], monkeypatch: pytest.MonkeyPatch
+    name: str, by_layer: int, rows: int, format: str, launched: list[Launch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With biases in Qwen 2, and twice two products of one value in a layer of DeepSeek-V3."""
     program, found, kernels = fuse(wide(name).program), list[np.ndarray](), list[list[str]]()
     for most in (joined.MOST, 1):
         monkeypatch.setattr(joined, "MOST", most)
         before = len(launched)
-        found.append(logits(program, format, 5))
+        found.append(logits(program, format, rows))
         kernels.append([one.kernel for one in launched[before:]])
     assert same_bits(*found)
     layers = sum(kernel.startswith("attend") for kernel in kernels[1])
@@ -58,7 +61,10 @@ def test_bits_are_those_of_products_one_by_one(
     assert not any(kernel.startswith("joined") for kernel in kernels[1])
 
 
-def test_large_steps_launch_products_one_by_one(launched: list[Launch]) -> None:
+def test_many_rows_launch_products_one_by_one(
+    launched: list[Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "JOINED_ROWS", 19)
     program = fuse(wide("llama").program)
     logits(program, "int8", 20)
     assert not any(one.kernel.startswith("joined") for one in launched)

@@ -10,7 +10,7 @@ import numpy as np
 from quire.backends.cuda.accelerator import Constant, DeviceArray, Launch
 from quire.backends.cuda.coded_form import CodedForm
 from quire.backends.cuda.coded_launches import CodedArguments, coded_tiles, rounded_rows
-from quire.backends.cuda.kernels.product_variants import PRECISIONS, grouped_tile, quantized_tile
+from quire.backends.cuda.kernels.product_variants import PRECISIONS, grouped_quantized_tile, grouped_tile
 from quire.backends.cuda.kernels.variant import LARGE, MOST_EXPERTS, row_block, size_of
 from quire.backends.cuda.launch_list import product_grid
 from quire.backends.cuda.rounding import FLOAT_TYPES, QUANTIZED, quantized_rows, rounded_floats, unrounded
@@ -79,7 +79,7 @@ class GroupedProducts:
         if (form := weight.form) is not None:
             self._multiply_coded(out, x, pairs_of_row, weight, form, bias)
             return
-        tile: Tile = quantized_tile
+        tile: Tile = grouped_quantized_tile
         if weight.format in QUANTIZED:
             kernel, rows = "grouped_quantized_product", self._quantized(x, pairs_of_row, weight)
             size = spans_of(matrix.shape[-1])

@@ -1,4 +1,4 @@
-"""Products of one value, recorded one after the other, which small steps launch as one (kernels.joined)."""
+"""Products of one value, recorded one after the other, which few rows launch as one (kernels.joined)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quire.backends.cuda.accelerator import Constant, DeviceArray, Launch
-from quire.backends.cuda.kernels.variant import SMALL, size_of
 from quire.backends.cuda.launch_list import product_grid
 from quire.backends.cuda.segments import NOTHING
 from quire.program.program import Value
@@ -27,7 +26,7 @@ class Product:
     kernel: str
     rows: Arrays
     sizes: tuple[int, ...]
-    tile: Callable[[int], Mapping[str, Constant]]
+    tile: Callable[[int, int], Mapping[str, Constant]]  # by rows and outputs
     constants: Mapping[str, Constant]
     out: At
     arrays: tuple[DeviceArray, ...]  # of the weight and the bias, or of the gate and what it gates
@@ -36,42 +35,45 @@ class Product:
     @property
     def shared(self) -> tuple[object, ...]:
         """The value and the kernel, its sizes and constants: equal for products of one launch."""
-        return self.x.index, self.kernel, self.sizes, *self.tile(1).items(), *self.constants.items()
+        return self.x.index, self.kernel, self.sizes, *self.tile(1, 1).items(), *self.constants.items()
 
 
 @dataclass(slots=True)
 class ProductGroup:
-    """Products that small steps launch as one, and the number of launches after the last of them."""
+    """Products that are launched as one, and the number of launches after the last of them."""
 
     products: list[Product] = field(default_factory=list)
     end: int = 0
 
 
-def add_product(product: Product, joins: bool, to: LaunchList) -> None:
-    """Record a product; if it `joins`, with those that were recorded just before, if they read the same."""
+def add_product(product: Product, joined_rows: int, to: LaunchList) -> None:
+    """Record a product; with those recorded just before, if they read the same.
+
+    Steps of at most `joined_rows` rows launch them together: 0 for products that have no kernel for that.
+    """
     before, group = to.joined, ProductGroup()
-    if joins and before is not None and before.end == len(to.launches) and len(before.products) < MOST:
+    if joined_rows and before is not None and before.end == len(to.launches) and len(before.products) < MOST:
         group = before if before.products[0].shared == product.shared else group
     group.products.append(product)
     is_first, count = len(group.products) == 1, product.x.count
 
     def launch(step: StepArrays) -> Launch:
         rows = step.counts[count]
-        if len(group.products) > 1 and size_of(rows) == SMALL:
+        if len(group.products) > 1 and rows <= joined_rows:
             return _launch(group.products, step, rows) if is_first else NOTHING
         return _launch([product], step, rows)
 
     to.launches.append(launch)
-    group.end, to.joined = len(to.launches), group if joins else None
+    group.end, to.joined = len(to.launches), group if joined_rows else None
 
 
 def _launch(products: Sequence[Product], step: StepArrays, rows: int) -> Launch:
     """Return the launch of one product, or of several."""
     first, several = products[0], len(products) > 1
-    tile = first.tile(rows)
-    row_tiles, width = -(-rows // int(tile["BLOCK_M"])), int(tile["BLOCK_N"])
     members = [*products, *([first] * (MOST - len(products)) if several else ())]
     outputs = [one.outputs for one in products] + [0] * (len(members) - len(products))
+    tile = first.tile(rows, sum(outputs))
+    row_tiles, width = -(-rows // int(tile["BLOCK_M"])), int(tile["BLOCK_N"])
     grid = product_grid(row_tiles, width * sum(-(-number // width) for number in outputs), tile)
     weights = (array for one in members for array in one.arrays)
     args = (*(one.out(step) for one in members), *first.rows(step), *weights, rows, *outputs, *first.sizes)

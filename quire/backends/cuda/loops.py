@@ -70,7 +70,7 @@ class CudaLoops:
         weight = [self._array(_some(*part)) for part in packed_shapes("int8", (size, size))]
         rows = [self._array(_some((size, width), kind)) for width, kind in quantized_row(size)]
         out, none = self._empty((size, size), _FLOAT), self._empty((64,), _FLOAT)
-        tile = quantized_tile(size)
+        tile = quantized_tile(size, size)
         how = {"KIND": "int8", "BIAS": False, **tile}
         args: tuple[Argument, ...] = (out, *rows, *weight, none, size, size, spans)
         return Launch("quantized_product", _grid(size, tile), args, how)

@@ -16,8 +16,14 @@ from quire.backends.cuda.coded_launches import (
     rounded_rows,
 )
 from quire.backends.cuda.joined import Product, add_product
-from quire.backends.cuda.kernels.product_variants import PRECISIONS, gated_tile, product_tile, quantized_tile
-from quire.backends.cuda.kernels.variant import LARGE, row_block, size_of
+from quire.backends.cuda.kernels.product_variants import (
+    JOINED_ROWS,
+    PRECISIONS,
+    gated_tile,
+    product_tile,
+    quantized_tile,
+)
+from quire.backends.cuda.kernels.variant import LARGE, MOST_SMALL, row_block, size_of
 from quire.backends.cuda.kernels.variants import ADAPTER_RANKS, ADAPTER_SEGMENT, ADAPTER_TILE, MULTIPLE
 from quire.backends.cuda.launch_list import Arrays, At, LaunchList, activation_name, product_grid
 from quire.backends.cuda.rounding import (
@@ -60,11 +66,11 @@ def _product(x: Value, spec: WeightSpec, bias: WeightSpec | None, out: At, to: L
             BLOCK=block,
         )
         return
-    tile: Callable[[int], Mapping[str, Constant]]
-    arrays, constants, joins = weight.arrays, dict[str, Constant](how), True
+    tile: Callable[[int, int], Mapping[str, Constant]]
+    arrays, constants, joined_rows = weight.arrays, dict[str, Constant](how), JOINED_ROWS
     if (form := weight.form) is not None:
         coded = CodedArguments.of(weight, form, to.none)
-        arrays, tile, constants = coded.arrays, coded_tiles(form), {}
+        arrays, tile, constants, joined_rows = coded.arrays, _by_rows(coded_tiles(form)), {}, MOST_SMALL
         rest = (*coded.numbers, int(bias is not None))
         if form.kind.is_float:
             kernel, rows, sizes = "coded_float_product", unrounded(to.at(x)), (inputs, *rest)
@@ -76,11 +82,15 @@ def _product(x: Value, spec: WeightSpec, bias: WeightSpec | None, out: At, to: L
     else:
         kernel, rows, sizes = "product", _float_rows(x, weight.format, to), (inputs,)
         kind = FLOAT_TYPES[weight.format]
-        tile = partial(product_tile, outputs=outputs, weight=kind)
-        constants["PRECISION"] = PRECISIONS[kind]
-        joins = kind == "bf16"
+        tile, constants["PRECISION"] = partial(product_tile, weight=kind), PRECISIONS[kind]
+        joined_rows = JOINED_ROWS if kind == "bf16" else 0
     product = Product(x, kernel, rows, sizes, tile, constants, out, (*arrays, own_bias), outputs)
-    add_product(product, joins, to)
+    add_product(product, joined_rows, to)
+
+
+def _by_rows(tile: Callable[[int], Mapping[str, Constant]]) -> Callable[[int, int], Mapping[str, Constant]]:
+    """Return a choice of tiles that does not depend on the number of outputs."""
+    return lambda rows, outputs: tile(rows)
 
 
 def is_narrow(spec: WeightSpec) -> bool:
@@ -143,18 +153,22 @@ def gated_linear(op: ops.GatedLinear, to: LaunchList) -> None:
         return
     gate, up = to.weights[op.gate.name], to.weights[op.up.name]
     outputs, inputs = op.gate.shape
-    tile: Callable[[int], Mapping[str, Constant]]
+    tile: Callable[[int, int], Mapping[str, Constant]]
     constants: dict[str, Constant] = {"ACTIVATION": activation_name(op.activation)}
     if gate.format in QUANTIZED:
         kernel, rows, size = "quantized_gated_product", _rounded(op.x, gate, to), spans_of(inputs)
-        tile, constants["KIND"] = quantized_tile, gate.format
+        tile, constants["KIND"] = _gated_quantized_tile, gate.format
     else:
         kernel, rows, size = "gated_product", _float_rows(op.x, gate.format, to), inputs
         kind = FLOAT_TYPES[gate.format]
-        tile = partial(gated_tile, outputs=outputs, weight=kind)
-        constants["PRECISION"] = PRECISIONS[kind]
+        tile, constants["PRECISION"] = partial(gated_tile, weight=kind), PRECISIONS[kind]
     arrays, out = (*gate.arrays, *up.arrays), to.at(op.out)
-    add_product(Product(op.x, kernel, rows, (size,), tile, constants, out, arrays, outputs), False, to)
+    add_product(Product(op.x, kernel, rows, (size,), tile, constants, out, arrays, outputs), 0, to)
+
+
+def _gated_quantized_tile(rows: int, outputs: int) -> Mapping[str, Constant]:
+    """Return the tile of a product with integers of a gate and of what it gates."""
+    return quantized_tile(rows, 2 * outputs)
 
 
 def are_fused(gate: str, up: str) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
+from math import ceil
 
 from quire.backends.cuda.kernels.variant import (
     LARGE,
@@ -21,13 +22,19 @@ PRECISIONS = {"bf16": "stored", "fp16": "tf32", "fp32": "ieee"}  # of products, 
 INTEGERS = {"int8": ("i8", "i8"), "int4": ("u8", "i8")}  # weights, scales of groups
 QUANTIZED_BLOCK = 256  # groups of a weight, or pairs of them, that a program rounds
 
-WIDE = "wide"  # a large product that has enough of the largest tiles
+# Sizes of products of more than MOST_SMALL rows: with few tiles, with enough of them, with enough wide ones.
+MEDIUM, WIDE = "medium", "wide"
+JOINED_ROWS = 256  # at most, of products that are launched together
+_MEDIUM_ROWS, _MULTIPROCESSORS = 64, 128
 
-# Tiles, warps and stages. All tiles of a format have one BLOCK_K. Small ones have few outputs, so that 4,096
-# are a program for each multiprocessor, and load far ahead: about 30 KB for each must be on the way. Wide
-# ones read three quarters of what large ones do from the second-level cache, which limits these.
-_PRODUCT_TILES: dict[tuple[str, str], tuple[Constants, int, int]] = {
+# Tiles, warps and stages. All tiles of a format have one BLOCK_K. Small and medium ones have few outputs, so
+# that 4,096 are a program for each multiprocessor, or for every other one, and load far ahead: about 30 KB
+# for each must be on the way. Wide ones read three quarters of what large ones do from the second-level
+# cache, which limits these.
+_Tile = tuple[Constants, int, int]
+_PRODUCT_TILES: dict[tuple[str, str], _Tile] = {
     (SMALL, "bf16"): ({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64}, 4, 8),
+    (MEDIUM, "bf16"): ({"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}, 4, 10),
     (LARGE, "bf16"): ({"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}, 8, 4),
     (WIDE, "bf16"): ({"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64}, 8, 4),
     (SMALL, "fp16"): ({"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64}, 4, 4),
@@ -35,55 +42,68 @@ _PRODUCT_TILES: dict[tuple[str, str], tuple[Constants, int, int]] = {
     (SMALL, "fp32"): ({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32}, 4, 3),
     (LARGE, "fp32"): ({"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32}, 4, 2),
 }
-_QUANTIZED_TILES: dict[str, tuple[Constants, int, int]] = {
+_QUANTIZED_TILES: dict[str, _Tile] = {
     SMALL: ({"BLOCK_M": 16, "BLOCK_N": 32}, 4, 10),
+    MEDIUM: ({"BLOCK_M": 64, "BLOCK_N": 64}, 4, 8),
     LARGE: ({"BLOCK_M": 64, "BLOCK_N": 128}, 8, 3),
 }
+_MEDIUM_GATED_STAGES = 6
 # Types of activations: those that are rounded before. Others are float32.
-_X_TYPES = {(size, "bf16"): "bf16" for size in (LARGE, WIDE)}
+_X_TYPES = {(size, "bf16"): "bf16" for size in (MEDIUM, LARGE, WIDE)}
 _GATES = ("silu", "gelu_tanh")
 
 
 def product_tile(rows: int, outputs: int, weight: str) -> Constants:
     """Return the tile of a product of so many rows and outputs with float weights of a format ("bf16")."""
-    return _PRODUCT_TILES[_size(rows, outputs, weight), weight][0]
+    return _PRODUCT_TILES[_size(rows, outputs, _of_format(weight)), weight][0]
 
 
 def gated_tile(rows: int, outputs: int, weight: str) -> Constants:
     """Return the tile of a gated product, which has two accumulators."""
-    return _gated(_size(rows, 2 * outputs, weight), weight)
+    return _gated(_size(rows, 2 * outputs, _of_format(weight)), weight)
+
+
+def quantized_tile(rows: int, outputs: int) -> Constants:
+    """Return the tile of a product of so many rows and outputs with quantized weights."""
+    return _QUANTIZED_TILES[_size(rows, outputs, _QUANTIZED_TILES)][0]
+
+
+def grouped_tile(rows: int, weight: str) -> Constants:
+    """Return the tile of a product of experts with about so many rows for each."""
+    return _gated(size_of(rows), weight)
+
+
+def grouped_quantized_tile(rows: int) -> Constants:
+    """Return the same for quantized weights."""
+    return _QUANTIZED_TILES[size_of(rows)][0]
+
+
+def _of_format(weight: str) -> Mapping[str, _Tile]:
+    return {size: tile for (size, own), tile in _PRODUCT_TILES.items() if own == weight}
+
+
+def _size(rows: int, outputs: int, tiles: Mapping[str, _Tile]) -> str:
+    """Return the size of a product, among those that have tiles.
+
+    It is medium if most multiprocessors had no large tile, and wide if all have done it sooner so: each takes
+    three quarters of the time for an output of a wide tile.
+    """
+    if (size := size_of(rows)) == SMALL:
+        return size
+
+    def turns(size: str) -> float:
+        tile = tiles[size][0]
+        return -(-rows // tile["BLOCK_M"]) * -(-outputs // tile["BLOCK_N"]) / _MULTIPROCESSORS
+
+    if MEDIUM in tiles and rows <= _MEDIUM_ROWS and turns(LARGE) < 0.5:
+        return MEDIUM
+    return WIDE if WIDE in tiles and 3 * ceil(turns(WIDE)) <= 2 * ceil(turns(LARGE)) else LARGE
 
 
 def _gated(size: str, weight: str) -> Constants:
     """Return the tile of a gated product of a size: with half the outputs where there are many sums."""
     tile = _PRODUCT_TILES[size, weight][0]
     return tile | {"BLOCK_N": max(min(tile["BLOCK_N"], 64), tile["BLOCK_N"] // 2)}
-
-
-def _size(rows: int, outputs: int, weight: str) -> str:
-    """Return the size of a product: wide if a GPU of some 130 multiprocessors has done it sooner so.
-
-    A multiprocessor takes three quarters of the time for each output of a wide tile, which counts if all
-    have as many tiles.
-    """
-    if (size := size_of(rows)) == SMALL or (WIDE, weight) not in _PRODUCT_TILES:
-        return size
-    turns = dict[str, int]()
-    for own in (LARGE, WIDE):
-        tile = _PRODUCT_TILES[own, weight][0]
-        tiles = -(-rows // tile["BLOCK_M"]) * -(-outputs // tile["BLOCK_N"])
-        turns[own] = -(-tiles // 128)
-    return WIDE if 3 * turns[WIDE] <= 2 * turns[LARGE] else LARGE
-
-
-def quantized_tile(rows: int) -> Constants:
-    """Return the tile of a product of so many rows with quantized weights."""
-    return _QUANTIZED_TILES[size_of(rows)][0]
-
-
-def grouped_tile(rows: int, weight: str) -> Constants:
-    """Return the tile of a product of experts with about so many rows for each."""
-    return _gated(size_of(rows), weight)
 
 
 def tiles_on(variant: Variant, target: str) -> dict[str, tuple[int, int]]:
@@ -120,42 +140,40 @@ def _products() -> Iterator[Variant]:
     for (size, weight), (tile, warps, stages) in _PRODUCT_TILES.items():
         x = _X_TYPES.get((size, weight), "fp32")
         cores = "float" if size != SMALL and weight == "bf16" else ""
-        how = {"PRECISION": PRECISIONS[weight]} | tile
+        how: Constants = {"PRECISION": PRECISIONS[weight]} | tile
         for bias in (False, True):
             own = how | {"BIAS": bias}
             yield Variant("product", types_of(plain, x=x, w=weight), own, warps, stages, cores)
         how |= _gated(size, weight)
+        stages = min(stages, _MEDIUM_GATED_STAGES) if size == MEDIUM else stages
         for name in _GATES:
-            yield Variant(
-                "gated_product",
-                types_of(gated, x=x, w=weight),
-                how | {"ACTIVATION": name},
-                warps,
-                stages,
-                cores,
-            )
+            own, types = how | {"ACTIVATION": name}, types_of(gated, x=x, w=weight)
+            yield Variant("gated_product", types, own, warps, stages, cores)
 
 
 def _joined() -> Iterator[Variant]:
-    """Return small products of several weights."""
+    """Return products of several weights."""
     outs, outputs = (
         "out_0:*fp32 out_1:*fp32 out_2:*fp32",
         "rows:i32 outputs_0:i32 outputs_1:i32 outputs_2:i32",
     )
     weights = " ".join(f"weight_{i}:*bf16 bias_{i}:*fp32" for i in range(3))
-    floats = types_of(f"{outs} x:*fp32 {weights} {outputs} inputs:i32")
-    tile, warps, stages = _PRODUCT_TILES[SMALL, "bf16"]
-    for bias in (False, True):
-        own = tile | {"PRECISION": PRECISIONS["bf16"], "BIAS": bias}
-        yield Variant("joined_product", floats, own, warps, stages)
-    tile, warps, stages = _QUANTIZED_TILES[SMALL]
-    for (kind, (codes, scales)), bias in product(INTEGERS.items(), (False, True)):
+    floats = f"{outs} x:*{{x}} {weights} {outputs} inputs:i32"
+    for (size, (tile, warps, stages)), bias in product(_of_format("bf16").items(), (False, True)):
+        how: Constants = {"PRECISION": PRECISIONS["bf16"], "BIAS": bias}
+        types = types_of(floats, x=_X_TYPES.get((size, "bf16"), "fp32"))
+        cores = "" if size == SMALL else "float"
+        yield Variant("joined_product", types, tile | how, warps, stages, cores)
+    for (size, (tile, warps, stages)), kind in product(_QUANTIZED_TILES.items(), INTEGERS):
+        cores, (codes, scales) = "" if size == SMALL else "integer", INTEGERS[kind]
         packed = (
             f"weight_{i}:*{codes} scales_{i}:*{scales} channels_{i}:*fp32 bias_{i}:*fp32" for i in range(3)
         )
         x = "x:*i8 x_blocks:*i32 x_scales:*fp32"
         types = types_of(f"{outs} {x} {' '.join(packed)} {outputs} spans:i32")
-        yield Variant("joined_quantized_product", types, tile | {"KIND": kind, "BIAS": bias}, warps, stages)
+        for bias in (False, True):
+            own = tile | {"KIND": kind, "BIAS": bias}
+            yield Variant("joined_quantized_product", types, own, warps, stages, cores)
 
 
 def _quantized() -> Iterator[Variant]:
@@ -176,10 +194,11 @@ def _quantized() -> Iterator[Variant]:
     parts = (f"{part}:*{{w}} {part}_scales:*{{s}} {part}_channels:*fp32" for part in ("gate", "up"))
     gated = f"{head} {' '.join(parts)} {sizes}"
     for (size, (tile, warps, stages)), kind in product(_QUANTIZED_TILES.items(), INTEGERS):
-        cores, (weight, scales) = "integer" if size == LARGE else "", INTEGERS[kind]
+        cores, (weight, scales) = "" if size == SMALL else "integer", INTEGERS[kind]
         for bias in (False, True):
             own = tile | {"KIND": kind, "BIAS": bias}
             yield Variant("quantized_product", types_of(plain, w=weight, s=scales), own, warps, stages, cores)
+        stages = min(stages, _MEDIUM_GATED_STAGES) if size == MEDIUM else stages
         for name in _GATES:
             own, types = tile | {"KIND": kind, "ACTIVATION": name}, types_of(gated, w=weight, s=scales)
             yield Variant("quantized_gated_product", types, own, warps, stages, cores)
@@ -206,9 +225,8 @@ def grouped_variants() -> Iterator[Variant]:
             yield Variant("grouped_gated_product", gated, own, warps, stages, cores)
     head = f"out:*fp32 x:*i8 x_blocks:*i32 x_scales:*fp32 {listed}"
     rest = "block_scales:*{s} channels:*fp32 bias:*fp32 outputs:i32 spans:i32 experts:i32 chosen:i32"
-    for (size, (tile, warps, stages)), (kind, (weight, scales)) in product(
-        _QUANTIZED_TILES.items(), INTEGERS.items()
-    ):
+    for size, (kind, (weight, scales)) in product((SMALL, LARGE), INTEGERS.items()):
+        tile, warps, stages = _QUANTIZED_TILES[size]
         types = types_of(f"{head} weight:*{{w}} {rest}", w=weight, s=scales)
         cores = "integer" if size == LARGE else ""
         for bias in (False, True):
