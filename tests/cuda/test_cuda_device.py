@@ -252,7 +252,7 @@ def test_what_was_not_compiled_is_refused_before_anything_is_loaded(
     if family == "llama":
         require_compiled(program, layout, ROWS, accelerator)
         monkeypatch.setattr(accelerator, "has_kernel", lambda key: "BLOCK_M=64" not in key)
-    with pytest.raises(ConfigError, match=r"kernel (grouped_gated|quantized)_") as raised:
+    with pytest.raises(ConfigError, match=r"kernel (grouped_gated|joined_quantized)_") as raised:
         require_compiled(program, layout, ROWS, accelerator)
     assert accelerator.num_bytes == 0
     assert "native" in str(raised.value.hint)

@@ -73,7 +73,7 @@ def most_stack_bytes(variant: Variant, target: str) -> int:
     activation to 64 sums of a thread, after their loop.
     """
     if variant.kernel.startswith("attend"):
-        return 520
+        return 640
     if variant.kernel == "recurrence":  # all that a program knows is in its registers
         return 384
     if "TABLE" in variant.constants and variant.tensor_cores:
@@ -175,6 +175,14 @@ def _rope_and_kv() -> Iterator[Variant]:
         yield Variant("rope_and_kv", types, own, warps=1)
 
 
+def _attention_stages(block: int, dim: int) -> int:
+    """Return the stages of attention: numbers of blocks come two partitions ahead, keys and values one.
+
+    Where programs have few queries, and a step may have few programs, keys and values come two ahead.
+    """
+    return 5 if block == 16 and dim <= 128 else 3
+
+
 def _attention() -> Iterator[Variant]:
     cache = "q:*fp32 keys:*{kv} values:*{kv} key_scales:*fp32 value_scales:*fp32"
     sizes = "heads:i32 groups:i32 dim:i32 value_dim:i32 block_size:i32 window:i32 chunked:i32"
@@ -196,10 +204,11 @@ def _attention() -> Iterator[Variant]:
         ):
             own = how | {"CAP": cap, "BLOCK_M": block}
             warps = 4 if dim < 256 or (block == 16 and dim == 256) else 8
-            yield Variant("attend", types_of(whole, kv=kv), own, warps, 2)
+            stages = _attention_stages(block, dim) if precision == "bf16" else 2
+            yield Variant("attend", types_of(whole, kv=kv), own, warps, stages)
         if precision == "bf16":
-            own = how | {"CAP": False, "BLOCK_M": 16}
-            yield Variant("attend_segments", types_of(segment, kv=kv), own, 4 if dim <= 256 else 8, 2)
+            own, stages = how | {"CAP": False, "BLOCK_M": 16}, _attention_stages(16, dim)
+            yield Variant("attend_segments", types_of(segment, kv=kv), own, 4 if dim <= 256 else 8, stages)
     listed = "items:*i32 firsts:*i32 positions:*i32 tokens:i32 window:i32 chunked:i32"
     yield Variant("list_segments", types_of(listed), {"BLOCK": LISTED_TOKENS})
     merged = (
