@@ -105,6 +105,9 @@ def test_what_kernels_have_no_room_for_is_refused() -> None:
     many = replace(mixture, ops=(replace(op, routing=replace(op.routing, chosen=33)),))
     with pytest.raises(ConfigError, match="33 of 4 experts"):
         require_kernels(many, {})
+    huge = read_model(wide_config("llama", vocab_size=600_000)).program
+    with pytest.raises(ConfigError, match="to sample from 600,000 tokens"):
+        require_kernels(huge, dict.fromkeys(huge.weights(), FloatStorage("bf16")))
     storage: dict[str, Any] = {name: FloatStorage("bf16") for name in mixture.weights()}
     ordered = CodedStorage("gptq", 4, "unsigned", 32, ScaleForm("f16"), zeros=True, ordered=True)
     require_kernels(mixture, storage | {op.experts.up.name: ordered})

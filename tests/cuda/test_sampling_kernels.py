@@ -18,7 +18,8 @@ from quire.sampling.logprobs import position_logprobs
 from quire.sampling.pipeline import SamplerState, choose, edit_logits
 from quire.types import Admission
 
-VOCAB = 300
+VOCAB, BLOCK = 300, 32
+PARTS = -(-VOCAB // BLOCK)
 
 
 def logits_of(seed: int, rows: int, spread: float = 3.0) -> np.ndarray:
@@ -50,8 +51,15 @@ def chosen(logits: np.ndarray, params: list[SamplingParams], positions: list[int
     scratch = [np.empty((rows, VOCAB), np.float32), np.empty((rows, VOCAB), np.int32)]
     given = np.ascontiguousarray(logits[::-1])
     other = (edited["edited"], np.arange(rows, dtype=np.int32)) if edited else (given, order)
-    args = [tokens, faults, given, order, *other, *own, *scratch, VOCAB]
-    interpreter.run(sampling.choose_tokens, (rows,), args, {"BLOCK": 128})
+    raw_tops, tops, firsts = (np.empty((rows, PARTS), t) for t in (np.float32, np.float32, np.int32))
+    for found, (values, places) in ((raw_tops, (given, order)), (tops, other)):
+        args = [found, firsts, values, places, VOCAB]
+        interpreter.run(sampling.survey_logits, (rows, PARTS), args, {"BLOCK": BLOCK})
+    sums, how = np.full((rows, PARTS), np.nan), {"BLOCK": BLOCK, "PARTS": 16}
+    args = [sums, tops, firsts, *other, own[0], own[3], VOCAB, PARTS]
+    interpreter.run(sampling.weigh_logits, (rows, PARTS), args, how)
+    args = [tokens, faults, raw_tops, tops, firsts, *other, *own, sums, *scratch, VOCAB, PARTS]
+    interpreter.run(sampling.choose_tokens, (rows,), args, how)
     return tokens, faults
 
 
@@ -59,11 +67,13 @@ HOWS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.0},
     {"temperature": 0.7, "top_k": 1},
+    {"temperature": 1.0, "top_k": 3},
     {"temperature": 1.3, "top_k": 40},
     {"temperature": 1.0, "top_k": VOCAB},
     {"temperature": 0.8, "top_p": 0.9},
     {"temperature": 1.5, "top_p": 1e-6},
     {"temperature": 1.0, "min_p": 0.05},
+    {"temperature": 1.2, "min_p": 0.1, "top_p": 0.7},
     {"temperature": 1.0, "min_p": 1.0},
     {"temperature": 2.0, "top_k": 50, "top_p": 0.8, "min_p": 0.01},
     {"temperature": 1e-3, "top_p": 0.5},
@@ -83,10 +93,11 @@ def test_the_token_of_the_definition(how: dict[str, Any], spread: float) -> None
     assert (faults == 0).all()
 
 
-def test_draws_cover_what_is_kept() -> None:
+@pytest.mark.parametrize("how", [{"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.3}, {}], ids=str)
+def test_draws_cover_what_is_kept(how: dict[str, Any]) -> None:
     """Many draws from one row: every kept token is drawn, none other, and each as the definition says."""
     row = logits_of(2, 1, 1.0)[:, :]
-    params = [SamplingParams(temperature=1.0, top_k=5, seed=seed) for seed in range(40)]
+    params = [SamplingParams(temperature=1.0, seed=seed, **how) for seed in range(40)]
     tokens, _ = chosen(np.repeat(row, 40, 0), params, [9] * 40)
     assert tokens.tolist() == [choose(row[0], state_of(p, 9)) for p in params]
     assert len(set(tokens.tolist())) > 2

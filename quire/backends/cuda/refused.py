@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from quire.backends.cuda.coded_form import coded_form
 from quire.backends.cuda.kernels.variant import MOST_EXPERTS
-from quire.backends.cuda.kernels.variants import MOST_CHOSEN, MULTIPLE
+from quire.backends.cuda.kernels.variants import MOST_CHOSEN, MULTIPLE, SAMPLING_BLOCK, SURVEYED_PARTS
 from quire.backends.cuda.lower import is_lowered
 from quire.backends.cuda.products import is_narrow
 from quire.backends.cuda.recurrences import Recurrence, require_sizes
@@ -40,6 +40,10 @@ def require_kernels(program: Program, storage: Mapping[str, Storage]) -> None:
             _require_floats(op.table, "learned positions of patches", storage, hint)
         if isinstance(op, ops.RowAttention) and op.distances is not None:
             _require_floats(op.distances.table, "biases of distances", storage, _ON_CPU)
+    if (width := program.output.width) > (most := SAMPLING_BLOCK * SURVEYED_PARTS):
+        raise ConfigError(
+            f"the cuda backend has no kernels to sample from {width:,} tokens", f"at most {most:,}"
+        )
     for op in program:
         _require_multiples(op, storage)
         _require_in_order(op, storage)

@@ -11,16 +11,18 @@ import numpy as np
 from quire.backends.cuda.accelerator import Accelerator, Argument, Constant, DeviceArray, HostCopy, Launch
 from quire.backends.cuda.device_slots import DeviceSlot
 from quire.backends.cuda.draws import MOST_DRAWS, DrawGroup, RowDraws, StepDraws, edits, parameters
-from quire.backends.cuda.kernels.variants import LIST_BLOCK, MOST_LISTED, SAMPLING_BLOCK
+from quire.backends.cuda.kernels.variants import LIST_BLOCK, MOST_LISTED, SAMPLING_BLOCK, SURVEYED_PARTS
 from quire.backends.cuda.launch_list import Grid
 from quire.backends.cuda.memory import ReusedMemory
+from quire.quantize.groups import ceil_div
 from quire.sampling.faults import FAULTS
 from quire.types import PositionLogprobs, Row, RowResult, TokenLogprob
 
-_INT, _FLOAT = np.dtype(np.int32), np.dtype(np.float32)
+_INT, _FLOAT, _DOUBLE = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.float64)
 # Bytes by number of the vocabulary: of a draw, edited logits and two arrays of candidates; of a slot, what it
 # has seen, and how often.
 _DRAW_BYTES, _SLOT_BYTES = 3 * 4, 1 + 4
+_PART_BYTES = 3 * 4 + 8  # of a draw, by block of logits: the greatest, raw and edited, its token, a sum
 _UPLOADED_BYTES = 128  # of a draw: its parameters, without what it lists
 _LISTED_BYTES = 4 * (3 + 2 * MOST_LISTED) + 16 + 8 * MOST_LISTED  # results and scratch of a position
 
@@ -30,7 +32,8 @@ Arrays = Mapping[str, DeviceArray]
 def sampling_bytes(vocab_size: int, num_logits: int) -> int:
     """Return the bytes of sampling from so many rows of logits, without what slots take."""
     uploaded = 2 * (vocab_size // 8 + _UPLOADED_BYTES)  # with as much to spare
-    return min(num_logits, MOST_DRAWS) * _DRAW_BYTES * vocab_size + num_logits * (_LISTED_BYTES + uploaded)
+    drawn = _DRAW_BYTES * vocab_size + _PART_BYTES * ceil_div(vocab_size, SAMPLING_BLOCK)
+    return min(num_logits, MOST_DRAWS) * drawn + num_logits * (_LISTED_BYTES + uploaded)
 
 
 def penalty_bytes(vocab_size: int) -> int:
@@ -140,26 +143,34 @@ class DeviceSampler:
 
     def _draw(self, group: DrawGroup, own: Arrays, logits: DeviceArray, results: Arrays) -> None:
         """Launch the draws of a group."""
-        count, vocab, rows = len(group.draws), self._vocab, own["rows"]
+        count, vocab, rows, raw = len(group.draws), self._vocab, own["rows"], logits
+        parts = ceil_div(vocab, SAMPLING_BLOCK)
         shapes: list[tuple[tuple[int, ...], np.dtype[Any]]] = [
-            ((count, vocab), _FLOAT),
-            ((count, vocab), _INT),
+            *(((count, vocab), _FLOAT), ((count, vocab), _INT)),
+            *(((count, parts), _FLOAT), ((count, parts), _INT), ((count, parts), _DOUBLE)),
         ]
-        kept, kept_ids, *edited = self._scratch.arrays([*shapes, *shapes[:1]] if group.edited else shapes)
-        changed, changed_rows = logits, rows
+        more = [shapes[0], shapes[2]] if group.edited else []
+        kept, kept_ids, tops, firsts, sums, *edited = self._scratch.arrays([*shapes, *more])
+        raw_tops = tops
+        self._launch("survey_logits", (count, parts, 1), (tops, firsts, logits, rows, vocab))
         if edited:
-            changed, changed_rows = edited[0], self._numbers
+            changed, tops = edited
             self._edit(group, own, changed, logits)
+            logits, rows = changed, self._numbers
+            self._launch("survey_logits", (count, parts, 1), (tops, firsts, logits, rows, vocab))
         tokens, faults = (results[name].rows(group.first, count) for name in ("tokens", "faults"))
         limits = [own[name] for name in ("temperatures", "top_ks", "top_ps", "min_ps")]
         random = [own[name] for name in ("seeds", "sequences", "positions")]
-        changes = (logits, rows, changed, changed_rows)
-        args: tuple[Argument, ...] = (tokens, faults, *changes, *limits, *random, kept, kept_ids, vocab)
-        self._launch("choose_tokens", (count, 1, 1), args)
+        how, found = {"PARTS": SURVEYED_PARTS}, (tops, firsts, logits, rows)
+        args: tuple[Argument, ...] = (sums, *found, own["temperatures"], own["min_ps"], vocab, parts)
+        if any(draw.sampling.params.temperature > 0 for draw in group.draws):
+            self._launch("weigh_logits", (count, parts, 1), args, how)
+        args = (tokens, faults, raw_tops, *found, *limits, *random, sums, kept, kept_ids, vocab, parts)
+        self._launch("choose_tokens", (count, 1, 1), args, how)
         if group.edited and any(draw.sampling.penalizes for draw in group.draws):
             self._count(own["counted"], tokens, count)
         if group.listed:
-            self._list(group.first_listed, rows, tokens, logits, results)
+            self._list(group.first_listed, own["rows"], tokens, raw, results)
 
     def _edit(self, group: DrawGroup, own: Arrays, out: DeviceArray, logits: DeviceArray) -> None:
         """Launch steps 2 to 9 of docs/sampling.md for a group, from logits to `out`."""

@@ -37,6 +37,7 @@ MOST_CHOSEN = 32  # experts of a token, a power of two
 SORTED_BLOCK = 512  # pairs of token and expert that are sorted at once
 LISTED_TOKENS = 256  # of a step whose segments of contexts are listed, at most
 SAMPLING_BLOCK, LIST_BLOCK = 1024, 128  # of kernels over the vocabulary, and over lists
+SURVEYED_PARTS = 512  # blocks of a row of logits, at most
 MOST_LISTED = 32  # of the most likely tokens that a position lists, a power of two
 ADAPTER_RANKS, ADAPTER_SEGMENT = 64, 512  # the largest rank, and the inputs that are summed apart
 ADAPTER_TILE: Constants = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64}
@@ -230,9 +231,15 @@ def _sampling() -> Iterator[Variant]:
         "temperatures:*fp64 top_ks:*i32 top_ps:*fp64 min_ps:*fp64 seeds:*i64 sequences:*i32 positions:*i32"
     )
     scratch = "kept:*fp32 kept_ids:*i32 vocab:i32"
-    where = "logits:*fp32 rows:*i32 edited:*fp32 edited_rows:*i32"
-    chosen = types_of(f"tokens:*i32 faults:*i32 {where} {drawn} {scratch}")
-    yield Variant("choose_tokens", chosen, block, warps=8)
+    surveyed = "raw_tops:*fp32 tops:*fp32 firsts:*i32"
+    where = f"{surveyed} logits:*fp32 rows:*i32"
+    chosen = types_of(f"tokens:*i32 faults:*i32 {where} {drawn} sums:*fp64 {scratch} parts:i32")
+    yield Variant("choose_tokens", chosen, block | {"PARTS": SURVEYED_PARTS}, warps=8)
+    survey = types_of("tops:*fp32 firsts:*i32 logits:*fp32 rows:*i32 vocab:i32")
+    yield Variant("survey_logits", survey, block)
+    weighed = f"sums:*fp64 tops:*fp32 firsts:*i32 {where.removeprefix(surveyed)}"
+    weighed += " temperatures:*fp64 min_ps:*fp64 vocab:i32 parts:i32"
+    yield Variant("weigh_logits", types_of(weighed), block | {"PARTS": SURVEYED_PARTS})
     masked = "out:*fp32 logits:*fp32 rows:*i32 masks:*u32 mask_rows:*i32 vocab:i32 words:i32"
     yield Variant("mask_logits", types_of(masked), block)
     biased = "logits:*fp32 rows:*i32 tokens:*i32 biases:*fp32 count:i32 vocab:i32"
