@@ -6,6 +6,8 @@ import triton.language as tl
 
 from quire.backends.cuda.kernels.activations import activate
 
+_STAGES = tl.constexpr(4)  # of loops over a row: a step of one token has one program, which would wait
+
 
 @triton.jit
 def rms_norm(
@@ -21,7 +23,7 @@ def rms_norm(
     first = tl.program_id(0).to(tl.int64) * width
     lane = tl.arange(0, BLOCK)
     squares = tl.zeros((BLOCK,), tl.float32)
-    for begin in range(0, width, BLOCK):
+    for begin in tl.range(0, width, BLOCK, num_stages=_STAGES):
         inside = begin + lane < width
         s = tl.load(x + first + begin + lane, mask=inside, other=0.0).to(tl.float32)
         if ADD:
@@ -30,7 +32,7 @@ def rms_norm(
         squares += s * s
     mean = tl.div_rn(tl.sum(squares, 0), width.to(tl.float32))
     root = tl.sqrt_rn(mean + eps)
-    for begin in range(0, width, BLOCK):
+    for begin in tl.range(0, width, BLOCK, num_stages=_STAGES):
         inside = begin + lane < width
         s = tl.load(x + first + begin + lane, mask=inside, other=0.0).to(tl.float32)
         if ADD:
@@ -63,7 +65,7 @@ def layer_norm(
     first = tl.program_id(0).to(tl.int64) * width
     lane = tl.arange(0, BLOCK)
     sums = tl.zeros((BLOCK,), tl.float32)
-    for begin in range(0, width, BLOCK):
+    for begin in tl.range(0, width, BLOCK, num_stages=_STAGES):
         inside = begin + lane < width
         s = tl.load(x + first + begin + lane, mask=inside, other=0.0).to(tl.float32)
         if ADD:
@@ -72,7 +74,7 @@ def layer_norm(
         sums += s
     mean = tl.div_rn(tl.sum(sums, 0), width.to(tl.float32))
     squares = tl.zeros((BLOCK,), tl.float32)
-    for begin in range(0, width, BLOCK):
+    for begin in tl.range(0, width, BLOCK, num_stages=_STAGES):
         inside = begin + lane < width
         s = tl.load(x + first + begin + lane, mask=inside, other=0.0).to(tl.float32)
         if ADD:
@@ -80,7 +82,7 @@ def layer_norm(
         apart = tl.where(inside, s - mean, 0.0)
         squares += apart * apart
     root = tl.sqrt_rn(tl.div_rn(tl.sum(squares, 0), width.to(tl.float32)) + eps)
-    for begin in range(0, width, BLOCK):
+    for begin in tl.range(0, width, BLOCK, num_stages=_STAGES):
         inside = begin + lane < width
         s = tl.load(x + first + begin + lane, mask=inside, other=0.0).to(tl.float32)
         if ADD:
@@ -115,14 +117,14 @@ def gated_rms_norm(
     own_weight = weight + tl.program_id(0) % groups * width
     lane = tl.arange(0, BLOCK)
     squares = tl.zeros((BLOCK,), tl.float32)
-    for begin in range(0, width, BLOCK):
+    for begin in tl.range(0, width, BLOCK, num_stages=_STAGES):
         inside = begin + lane < width
         s = tl.load(x + first + begin + lane, mask=inside, other=0.0)
         if GATE_FIRST:
             s *= activate(tl.load(gate + first + begin + lane, mask=inside, other=0.0), ACTIVATION)
         squares += s * s
     root = tl.sqrt_rn(tl.div_rn(tl.sum(squares, 0), width.to(tl.float32)) + eps)
-    for begin in range(0, width, BLOCK):
+    for begin in tl.range(0, width, BLOCK, num_stages=_STAGES):
         inside = begin + lane < width
         s = tl.load(x + first + begin + lane, mask=inside, other=0.0)
         gates = activate(tl.load(gate + first + begin + lane, mask=inside, other=0.0), ACTIVATION)
