@@ -376,8 +376,7 @@ def choose_tokens(
                 count = _gather(kept, kept_ids, logits, vocab, least, BLOCK)
                 least, equal_left = _kth_greatest(kept, count, top_k, BLOCK)
                 count, total = _keep(
-                    *(kept, kept_ids, count, best, temperature, min_p, 0.0, least, equal_left),
-                    *(BLOCK,),
+                    kept, kept_ids, count, best, temperature, min_p, 0.0, least, equal_left, BLOCK
                 )
             else:
                 at = tl.arange(0, PARTS)
@@ -388,8 +387,7 @@ def choose_tokens(
                 least = tl.max(_key(bound.to(tl.float32) + tl.zeros((1,), tl.float32)), 0)
                 count = _gather(kept, kept_ids, logits, vocab, least, BLOCK)
                 count, _own_total = _keep(
-                    *(kept, kept_ids, count, best, temperature, min_p, lightest, _no_key(), vocab),
-                    *(BLOCK,),
+                    kept, kept_ids, count, best, temperature, min_p, lightest, _no_key(), vocab, BLOCK
                 )
             token = _drawn_of_kept(kept, kept_ids, count, best, temperature, top_p, total, u, BLOCK)
         else:
