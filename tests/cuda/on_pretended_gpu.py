@@ -15,9 +15,10 @@ from pretended_cublas import MANY_ROWS, PretendedProducts, pretend_cublas
 from pretended_gpu import PretendedKernels, pretend
 from test_cuda_engine import ask, make
 from test_exactness import fingerprint
+from test_gpu_check import load_script
 
 from quire.backends.cuda import divided, library
-from quire.backends.cuda.accelerator import DeviceFault, Launch
+from quire.backends.cuda.accelerator import DeviceArray, DeviceFault, Launch
 from quire.backends.cuda.driver import Gpu, open_gpu
 from quire.backends.cuda.gpu_group import GpuGroup
 from quire.backends.cuda.library import LEAST_ROWS, open_library
@@ -135,7 +136,13 @@ def _product(gpu: Gpu, rows: int) -> Launch:
     for array, values in zip(arrays, (x, weight), strict=True):
         gpu.write(array, values)
     out = gpu.allocate(4 * rows * OUTPUTS).part(0, (rows, OUTPUTS), np.dtype(np.float32))
-    return float_product(out, *arrays, out)
+    return float_product(out, arrays[0], arrays[1], out)
+
+
+def _result(gpu: Gpu, launch: Launch) -> np.ndarray:
+    out = launch.args[0]
+    assert isinstance(out, DeviceArray)
+    return gpu.fetch(out).result()
 
 
 def test_cublas_computes_what_it_was_proved_for(
@@ -147,7 +154,7 @@ def test_cublas_computes_what_it_was_proved_for(
     few, many, more = (_product(gpu, rows) for rows in (LEAST_ROWS - 1, LEAST_ROWS, MANY_ROWS))
     gpu.launch(many)
     assert cublas.asked == []
-    wanted = gpu.fetch(many.args[0]).result()
+    wanted = _result(gpu, many)
     assert library.prove([many, more])
     # The first has other bits at once, the second in the larger product alone.
     asked = [(algorithm, rows) for algorithm, rows, outputs, inputs in cublas.asked]
@@ -156,7 +163,7 @@ def test_cublas_computes_what_it_was_proved_for(
     before = len(kernels.dependent)
     gpu.launch(many)
     assert cublas.asked == [(2, LEAST_ROWS, OUTPUTS, INPUTS)]
-    assert (gpu.fetch(many.args[0]).result() == wanted).all()
+    assert (_result(gpu, many) == wanted).all()
     with_bias = replace(many, constants={**many.constants, "BIAS": True})
     for launch in (few, with_bias):
         gpu.launch(launch)
@@ -176,6 +183,18 @@ def test_cublas_computes_nothing_else(cublas: PretendedProducts, gpu: Gpu) -> No
     cublas.asked.clear()
     gpu.launch(product)
     assert cublas.asked == []
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_the_check_of_a_gpu_compares_cublas(cublas: PretendedProducts, gpu: Gpu, is_exact: bool) -> None:
+    cublas.is_exact = is_exact
+    check = load_script()
+    piece = check.Piece(gpu, True, True, lambda piece: None)
+    check._by_cublas(piece, _product(gpu, MANY_ROWS), 1.0, 2)
+    facts = piece.rows[0]
+    assert (facts["what"], facts["equal_bits"]) == ("product by cuBLAS 13.1.2", int(is_exact))
+    assert ("times_as_fast" in facts) == is_exact
+    assert sum(algorithm == 2 for algorithm, *_ in cublas.asked) == (4 if is_exact else 1)
 
 
 def test_without_cublas(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,10 @@ FILE = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
 
 @pytest.fixture(scope="module")
 def script() -> Any:
+    return load_script()
+
+
+def load_script() -> Any:
     spec = importlib.util.spec_from_file_location("gpu_check", FILE)
     assert spec is not None
     assert spec.loader is not None
