@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from quire.backends.cuda.accelerator import Accelerator, Argument, DeviceArray, Launch
-from quire.backends.cuda.kernels.product_variants import PRECISIONS, product_tile, quantized_tile
+from quire.backends.cuda.kernels.product_variants import quantized_tile
 from quire.backends.cuda.kernels.variant import row_block
 from quire.backends.cuda.launch_list import product_grid
 from quire.backends.cuda.packing import packed_shapes
-from quire.backends.cuda.rounding import FLOAT_TYPES, quantized_row
+from quire.backends.cuda.products import float_product
+from quire.backends.cuda.rounding import quantized_row
 from quire.program.numerics import SPAN
 from quire.quantize.kinds import DTYPES
 
@@ -58,12 +59,8 @@ class CudaLoops:
     def _floats(self, kind: str, size: int) -> Launch:
         own = DTYPES["bf16"] if kind == "bf16" else _FLOAT  # of rows of large products
         x, weight = (self._array(_some((size, size), dtype)) for dtype in (own, DTYPES[kind]))
-        format = FLOAT_TYPES[kind]
         out, none = self._empty((size, size), _FLOAT), self._empty((64,), _FLOAT)
-        tile = product_tile(size, size, format)
-        how = {"PRECISION": PRECISIONS[format], "BIAS": False, **tile}
-        args = (out, x, weight, none, size, size, size)
-        return Launch("product", _grid(size, tile), args, how)
+        return float_product(out, x, weight, none)
 
     def _integers(self, size: int) -> Launch:
         spans = size // SPAN
@@ -73,7 +70,8 @@ class CudaLoops:
         tile = quantized_tile(size, size)
         how = {"KIND": "int8", "BIAS": False, **tile}
         args: tuple[Argument, ...] = (out, *rows, *weight, none, size, size, spans)
-        return Launch("quantized_product", _grid(size, tile), args, how)
+        grid = product_grid(-(-size // int(tile["BLOCK_M"])), size, tile)
+        return Launch("quantized_product", grid, args, how)
 
     def _seconds(self, launch: Launch, seconds: float) -> float:
         """Return the least seconds of a launch, of several in about so many seconds."""
@@ -102,7 +100,3 @@ def _some(shape: tuple[int, ...], kind: np.dtype[Any]) -> np.ndarray:
     """Return numbers that differ, as those of models do: equal ones take less power, and so more clocks."""
     numbers = np.random.default_rng(0).integers(-100, 101, min(prod(shape), 1_000_003))
     return np.resize(numbers.astype(kind), shape)
-
-
-def _grid(size: int, tile: Mapping[str, Any]) -> tuple[int, int, int]:
-    return product_grid(-(-size // int(tile["BLOCK_M"])), size, tile)

@@ -40,6 +40,7 @@ from quire.backends.cuda.step_arrays import StepArrays
 from quire.backends.cuda.weights import DeviceWeight, spans_of
 from quire.program import ops
 from quire.program.program import Op, Value, WeightSpec
+from quire.quantize.kinds import DTYPES
 
 NARROW = 16  # inputs: matrices with fewer have a kernel of their own
 _INT8, _FLOAT32 = np.dtype(np.int8), np.dtype(np.float32)
@@ -103,14 +104,15 @@ def is_narrow(spec: WeightSpec) -> bool:
 
 
 def float_product(out: DeviceArray, x: DeviceArray, weight: DeviceArray, none: DeviceArray) -> Launch:
-    """Return the product of x [rows, inputs] and a bfloat16 weight [outputs, inputs], without a bias.
+    """Return the product of x [rows, inputs] and floats, weight [outputs, inputs], without a bias.
 
-    Many rows are in bfloat16, few in float32. `none` stands for the bias.
+    Many rows for a bfloat16 weight are in bfloat16, all others in float32. `none` stands for the bias.
     """
     (rows, inputs), outputs = x.shape, weight.shape[0]
-    tile = product_tile(rows, outputs, "bf16")
+    kind = next(FLOAT_TYPES[name] for name, dtype in DTYPES.items() if dtype == weight.dtype)
+    tile = product_tile(rows, outputs, kind)
     grid = product_grid(-(-rows // tile["BLOCK_M"]), outputs, tile)
-    how = {"PRECISION": PRECISIONS["bf16"], "BIAS": False, **tile}
+    how = {"PRECISION": PRECISIONS[kind], "BIAS": False, **tile}
     return Launch("product", grid, (out, x, weight, none, rows, outputs, inputs), how)
 
 

@@ -1,4 +1,4 @@
-"""Small products of one value and up to three weights as one launch: queries, keys and values of a token.
+"""Products of one value and up to three weights as one launch: queries, keys and values of few tokens.
 
 The matrices of keys and values are too small to keep a GPU busy by themselves. Programs are those of the
 products one after the other, and do what theirs do, so bits are the same. A weight that is missing has no

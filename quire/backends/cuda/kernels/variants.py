@@ -55,7 +55,7 @@ def stages_on(variant: Variant, target: str) -> int:
     if variant.kernel.endswith("product") and variant.types.get("x") == "*bf16":
         how, weights = variant.constants, 2 if "gated" in variant.kernel else 1
         stage_bytes = (how["BLOCK_M"] + weights * how["BLOCK_N"]) * how["BLOCK_K"] * 2
-        return min(variant.stages, 1 + (96 << 10) // stage_bytes)  # one of them is in registers
+        return min(variant.stages, 1 + (96 << 10) // stage_bytes)  # the last one has no memory
     if "quantized" in variant.kernel and variant.constants["BLOCK_M"] > 16:
         return min(variant.stages, 4 if "gated" in variant.kernel else 5)
     if variant.kernel == "gated_product":
