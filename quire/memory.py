@@ -175,14 +175,15 @@ def _draft_memory(
     block_bytes = sum(device.block_bytes(spec, dtype, config.block_size) for spec in draft.program.caches)
     block_bytes += draft.block_bytes(config.block_size) if device.keeps_hidden else 0
     logits, used = min(draft.max_tokens, config.max_num_seqs), draft.weights or weights
-    spare = config.max_num_seqs * spare_blocks(config.block_size) * block_bytes
+    spare_bytes = spare_blocks(config.block_size) * block_bytes
+    kept = device.drafting_bytes(program, draft.program, config.max_num_seqs, spare_bytes)
     names = program.weights()
     own_bytes = sum(part.nbytes for part in weights.layout.parts if part.name not in names)
     return DraftMemory(
         group=shared_table(program, draft.program).group,
         block_bytes=block_bytes,
         weight_bytes=draft.weights.layout.nbytes if draft.weights else own_bytes,
-        activation_bytes=device.step_bytes(draft.program, used, draft.max_tokens, logits) + spare,
+        activation_bytes=device.step_bytes(draft.program, used, draft.max_tokens, logits) + kept,
         loading_bytes=device.loading_bytes(draft.weights) if draft.weights else 0,
     )
 

@@ -126,6 +126,13 @@ class Device(Protocol):
         """
         ...
 
+    def drafting_bytes(self, target: Program, draft: Program, num_slots: int, spare_bytes: int) -> int:
+        """Return the bytes that are kept for a draft model and so many slots, at most.
+
+        `spare_bytes` are those of the spare blocks of a slot.
+        """
+        ...
+
     def loading_bytes(self, weights: WeightPlan) -> int:
         """Return the maximum bytes that loading needs besides the weights."""
         ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +18,8 @@ from quire.program.batch import Batch, Ints
 from quire.sampling.faults import LogitsError
 from quire.sampling.pipeline import SamplerState, choose
 from quire.types import Admission, Draft, Row, RowResult, Step
+
+S = TypeVar("S")  # what a backend draws the tokens of a sequence by
 
 
 @dataclass(slots=True)
@@ -35,12 +37,73 @@ class DraftedSlot:
     num_blocks: int = 0  # of the shared table
 
 
-class Known(NamedTuple):
-    """A slot of the target: its tokens, its sampling state, and the shared block table."""
+class Known(NamedTuple, Generic[S]):
+    """A slot of the target: its tokens, what they are drawn by, and the shared block table."""
 
     token_ids: Sequence[int]
-    sampler: SamplerState
+    sampling: S
     table: np.ndarray
+
+
+class Drawing(NamedTuple, Generic[S]):
+    """A token to be drawn for a slot, at a position of its sequence, after those proposed before it."""
+
+    slot: int
+    sampling: S
+    position: int
+    proposed: Sequence[int]
+
+
+class Passes(Protocol[S]):
+    """Computes the passes of a draft model for a step, one after the other."""
+
+    def draw(
+        self, batch: Batch, drawings: Sequence[Drawing[S]]
+    ) -> tuple[Sequence[int | None], np.ndarray | None]:
+        """Compute a batch, and draw a token by each row of its logits.
+
+        Return the tokens, None where none can be drawn, and the hidden states [L, width] of these rows if
+        the next pass reads them from its batch. What stands for a token that is not known yet is a negative
+        number; it may be in the next batch.
+        """
+        ...
+
+    def drawn(self) -> Mapping[int, int | None]:
+        """Return the tokens that such numbers of the step stood for; None where none could be drawn."""
+        ...
+
+
+class HostPasses:
+    """Draws by the definition, from the logits [L, vocab] that `execute` returns of a batch.
+
+    It also returns the hidden states [L, width] that the model hands out, if it does.
+    """
+
+    def __init__(
+        self, execute: Callable[[Batch], tuple[np.ndarray, np.ndarray | None]], vocab_size: int
+    ) -> None:
+        self._execute = execute
+        self._vocab_size = vocab_size
+
+    def draw(
+        self, batch: Batch, drawings: Sequence[Drawing[SamplerState]]
+    ) -> tuple[Sequence[int | None], np.ndarray | None]:
+        logits, hidden = self._execute(batch)
+        both = zip(logits, drawings, strict=True)
+        return [self._draw(own, one.sampling.after(one.proposed)) for own, one in both], hidden
+
+    def _draw(self, logits: np.ndarray, state: SamplerState) -> int | None:
+        """Return what the target's parameters and random number choose of these logits; None if nothing."""
+        fitting = np.full(self._vocab_size, -np.inf, np.float32)
+        common = min(self._vocab_size, len(logits))
+        fitting[:common] = logits[:common]
+        try:
+            return choose(fitting, state)
+        except LogitsError:
+            return None
+
+    def drawn(self) -> Mapping[int, int | None]:
+        return {}
 
 
 class _Lagging(NamedTuple):
@@ -52,9 +115,8 @@ class _Lagging(NamedTuple):
     samples: bool
 
 
-class ModelDrafts:
-    """Proposes tokens for the rows of steps, by a draft model whose logits [L, vocab] are `execute`'s, with
-    the hidden states [L, width] that it hands out, if it does.
+class ModelDrafts(Generic[S]):
+    """Proposes tokens for the rows of steps, by a draft model that `passes` compute.
 
     A block that is granted afresh has nothing of the draft model. Of one that comes from the prefix cache it
     may have computed some positions: how many is known by block, so it computes only what it lacks.
@@ -66,18 +128,16 @@ class ModelDrafts:
     def __init__(
         self,
         model: DraftModel[Any],
-        execute: Callable[[Batch], tuple[np.ndarray, np.ndarray | None]],
+        passes: Passes[S],
         table: SharedTable,
         num_blocks: int,
         block_size: int,
-        vocab_size: int,
         num_slots: int = 0,
     ) -> None:
         self.table = table
         self._model = model
-        self._execute = execute
+        self._passes = passes
         self._block_size = block_size
-        self._vocab_size = vocab_size
         self._filled = np.zeros(num_blocks, np.int64)  # leading positions computed with the block's tokens
         kept = (num_blocks + num_slots * spare_blocks(block_size), block_size, model.hidden_width)
         self._hidden = np.zeros(kept, ml_dtypes.bfloat16)
@@ -112,7 +172,7 @@ class ModelDrafts:
         self._hidden[places] = hidden
 
     def propose(
-        self, step: Step, results: Sequence[RowResult], known: Mapping[int, Known]
+        self, step: Step, results: Sequence[RowResult], known: Mapping[int, Known[S]]
     ) -> tuple[tuple[RowResult, ...], float]:
         """Return the results with the proposed drafts, and the seconds they took.
 
@@ -121,13 +181,13 @@ class ModelDrafts:
         began_s = time.monotonic()
         proposed: dict[int, list[int]] = {}
         if lagging := self._lagging(step, results, known):
-            logits = self._compute(self._catch_up(step, lagging, known))
+            batch = self._catch_up(step, lagging, known)
+            sampling = [one.row for one in lagging if one.samples]
+            proposed = self._go_on(step, sampling, batch, known)
             for one in lagging:
                 slot = self._slots[step.rows[one.row].slot]
                 self._fill(slot, one.start, one.end, known[step.rows[one.row].slot].table)
                 slot.computed, slot.room = one.end, slot.num_blocks * self._block_size
-            sampling = [one.row for one in lagging if one.samples]
-            proposed = self._go_on(step, sampling, logits, known)
         drafts = [
             (Draft(tuple(proposed[i]), "model"),) if proposed.get(i) else () for i in range(len(results))
         ]
@@ -136,7 +196,7 @@ class ModelDrafts:
         return found, time.monotonic() - began_s
 
     def _lagging(
-        self, step: Step, results: Sequence[RowResult], known: Mapping[int, Known]
+        self, step: Step, results: Sequence[RowResult], known: Mapping[int, Known[S]]
     ) -> list[_Lagging]:
         """Choose the rows to compute: first those that lack least, within the most tokens of a step.
 
@@ -166,7 +226,7 @@ class ModelDrafts:
                 left -= end - start
         return sorted(chosen)
 
-    def _advance(self, row: Row, known: Known) -> int:
+    def _advance(self, row: Row, known: Known[S]) -> int:
         """Return how many leading positions of a slot are computed, and keep the number."""
         slot, size, first = self._slots[row.slot], self._block_size, self._slots[row.slot].computed
         end = min(len(known.token_ids), slot.room)
@@ -191,7 +251,7 @@ class ModelDrafts:
         for number in range(first // size, min(-(-last // size), slot.num_blocks)):
             self._filled[table[number]] = min(size, last - number * size)
 
-    def _catch_up(self, step: Step, lagging: Sequence[_Lagging], known: Mapping[int, Known]) -> Batch:
+    def _catch_up(self, step: Step, lagging: Sequence[_Lagging], known: Mapping[int, Known[S]]) -> Batch:
         slots = [step.rows[one.row].slot for one in lagging]
         tokens = [
             known[slot].token_ids[one.start : one.end] for slot, one in zip(slots, lagging, strict=True)
@@ -206,7 +266,7 @@ class ModelDrafts:
         tokens: Sequence[Sequence[int]],
         starts: Sequence[int],
         samples: Sequence[bool],
-        known: Mapping[int, Known],
+        known: Mapping[int, Known[S]],
     ) -> Batch:
         """Lay out rows of these tokens from these positions on, with logits of the last if they sample."""
         counts = np.array([len(one) for one in tokens])
@@ -235,15 +295,7 @@ class ModelDrafts:
             hidden=hidden,
         )
 
-    def _compute(self, batch: Batch) -> np.ndarray:
-        """Return the logits of a batch; keep its own hidden states where the target has not been yet."""
-        logits, hidden = self._execute(batch)
-        if hidden is not None:
-            blocks, offsets = batch.places(0)
-            self._hidden[blocks[batch.logit_rows], offsets[batch.logit_rows]] = hidden
-        return logits
-
-    def _tables(self, slots: Sequence[int], known: Mapping[int, Known], num_tokens: int) -> np.ndarray:
+    def _tables(self, slots: Sequence[int], known: Mapping[int, Known[S]], num_tokens: int) -> np.ndarray:
         """Return the block tables of slots, with their spare blocks after those that were granted."""
         spare = spare_blocks(self._block_size)
         tables = np.zeros((len(slots), -(-num_tokens // self._block_size) + spare), np.int64)
@@ -255,40 +307,49 @@ class ModelDrafts:
         return tables
 
     def _go_on(
-        self, step: Step, rows: list[int], logits: np.ndarray, known: Mapping[int, Known]
+        self, step: Step, rows: list[int], batch: Batch, known: Mapping[int, Known[S]]
     ) -> dict[int, list[int]]:
-        """Draw a token for each row of the logits [L, vocab], and more, pass by pass; return them by row."""
+        """Draw a token for each of these rows by the logits of a batch, and more, pass by pass.
+
+        Return them by row. A batch for no row that samples is only computed.
+        """
         proposed: dict[int, list[int]] = {row: [] for row in rows}
+        fed = dict.fromkeys(rows, 0)
         for last in range(step.num_proposed - 1, -1, -1):
-            for row, own in zip(list(rows), logits, strict=True):
-                slot = step.rows[row].slot
-                token = self._draw(own, known[slot].sampler.after(proposed[row]))
-                if token is None:
-                    rows.remove(row)
-                    continue
-                proposed[row].append(token)
+            tokens = self._pass(batch, [self._drawing(step, row, proposed[row], known) for row in rows])
+            for row, token in zip(rows, tokens, strict=True):
+                proposed[row] += [] if token is None else [token]
+            rows = [row for row, token in zip(rows, tokens, strict=True) if token is not None]
             rows = [row for row in rows if self._end(step, row, proposed, known) <= self._model.max_len]
             if not rows or not last:
                 break
-            slots = [step.rows[row].slot for row in rows]
-            tokens = [proposed[row][-1:] for row in rows]
+            slots, given = [step.rows[row].slot for row in rows], [proposed[row][-1:] for row in rows]
             starts = [self._end(step, row, proposed, known) - 1 for row in rows]
-            logits = self._compute(self._batch(slots, tokens, starts, [True] * len(rows), known))
-            for slot, (token,) in zip(slots, tokens, strict=True):
-                self._slots[slot].guessed.append(token)
+            batch = self._batch(slots, given, starts, [True] * len(rows), known)
+            fed |= {row: len(proposed[row]) for row in rows}
+        drawn = self._passes.drawn()
+        for row, own in proposed.items():
+            found = [drawn.get(token, token) for token in own]
+            count = found.index(None) if None in found else len(found)
+            own[:] = [token for token in found[:count] if token is not None]
+            self._slots[step.rows[row].slot].guessed = own[: fed[row]]
         return proposed
 
+    def _drawing(
+        self, step: Step, row: int, proposed: Sequence[int], known: Mapping[int, Known[S]]
+    ) -> Drawing[S]:
+        own = known[slot := step.rows[row].slot]
+        return Drawing(slot, own.sampling, len(own.token_ids) + len(proposed), proposed)
+
+    def _pass(self, batch: Batch, drawings: Sequence[Drawing[S]]) -> Sequence[int | None]:
+        """Compute a pass; return the tokens, and keep its hidden states where the target's are not yet."""
+        tokens, hidden = self._passes.draw(batch, drawings)
+        if hidden is not None:
+            blocks, offsets = batch.places(0)
+            self._hidden[blocks[batch.logit_rows], offsets[batch.logit_rows]] = hidden
+        return tokens
+
     def _end(
-        self, step: Step, row: int, proposed: Mapping[int, list[int]], known: Mapping[int, Known]
+        self, step: Step, row: int, proposed: Mapping[int, list[int]], known: Mapping[int, Known[S]]
     ) -> int:
         return len(known[step.rows[row].slot].token_ids) + len(proposed[row])
-
-    def _draw(self, logits: np.ndarray, state: SamplerState) -> int | None:
-        """Return what the target's parameters and random number choose of these logits; None if nothing."""
-        fitting = np.full(self._vocab_size, -np.inf, np.float32)
-        common = min(self._vocab_size, len(logits))
-        fitting[:common] = logits[:common]
-        try:
-            return choose(fitting, state)
-        except LogitsError:
-            return None

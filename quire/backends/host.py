@@ -53,6 +53,10 @@ class HostDevice:
         """Return 0: what sampling keeps is small, and nothing for most requests."""
         return 0
 
+    def drafting_bytes(self, target: Program, draft: Program, num_slots: int, spare_bytes: int) -> int:
+        """Return the bytes of spare blocks."""
+        return num_slots * spare_bytes
+
     def require_runnable(self, *_: object) -> None:
         """Do nothing: what a layout has kernels for can be built."""
 

@@ -12,7 +12,7 @@ from threadpoolctl import ThreadpoolController
 from quire.backends.backend import Capacity, GetMasks
 from quire.backends.block_memory import BlockMemory, layout_of
 from quire.backends.draft_model import DraftModel, shared_table, spare_blocks
-from quire.backends.drafting import ModelDrafts
+from quire.backends.drafting import HostPasses, ModelDrafts
 from quire.backends.host import HostDevice
 from quire.backends.kv_cache import KV_DTYPES
 from quire.backends.slot_images import SlotImages
@@ -76,8 +76,8 @@ class ReferenceBackend:
                 block_size=block_size,
                 kv_cache_dtype=kv_cache_dtype,
             )
-            width = program.output.width
-            drafting = ModelDrafts(draft, drafter.compute, table, own_blocks, block_size, width, num_slots)
+            passes = HostPasses(drafter.compute, program.output.width)
+            drafting = ModelDrafts(draft, passes, table, own_blocks, block_size, num_slots)
         self._drafting = drafting
         images = None
         if vision is not None:

@@ -41,7 +41,7 @@ class Slots:
         vocab_size: int,
         block_size: int,
         num_tables: int,
-        drafting: ModelDrafts | None = None,
+        drafting: ModelDrafts[SamplerState] | None = None,
         images: SlotImages[np.ndarray] | None = None,
     ) -> None:
         self._vocab_size = vocab_size
@@ -146,7 +146,7 @@ class Slots:
         )
 
     def _propose(
-        self, drafting: ModelDrafts, step: Step, results: tuple[RowResult, ...]
+        self, drafting: ModelDrafts[SamplerState], step: Step, results: tuple[RowResult, ...]
     ) -> tuple[tuple[RowResult, ...], float]:
         """Add what the draft model proposes to the results."""
         tables, known = self._tables[drafting.table.group], {}

@@ -58,7 +58,7 @@ ROOMS = (
     ),
     Room(
         "reference",
-        1_330,
+        1_370,
         "the backend in NumPy, draft models there, and what every backend shares",
         ("backends",),
     ),
@@ -70,7 +70,7 @@ ROOMS = (
     ),
     Room(
         "cuda",
-        5_460,
+        5_580,
         "the backend on NVIDIA GPUs: launches of programs, which they are, codes of other formats, adapters, "
         "states, encoders, images, draft models, graphs, memory, the driver, cuBLAS, the interpreted "
         "stand-in; could be deleted with its lines in backends/device.py",
@@ -84,7 +84,7 @@ ROOMS = (
     ),
     Room(
         "cuda kernels",
-        4_160,
+        4_180,
         "Triton kernels, compiled ahead of time, also for codes of other formats, images and biases of "
         "distances, and the list of what is compiled, with what a target has of its own",
         ("backends/cuda/kernels",),

@@ -11,6 +11,7 @@ import numpy as np
 import predicted
 import pytest
 from constrained import verify_all
+from drafted import PARAMS as KINDS
 from drafted import PLAIN, Drafts, check_equal, proposed
 from on_accelerator import wide, wide_config
 from safetensors.numpy import save_file
@@ -22,17 +23,19 @@ from tiny import VOCAB, random_weights
 from quire import SamplingParams
 from quire.backends.backend import Capacity
 from quire.backends.cuda import drafts as drafts_module
+from quire.backends.cuda import interpreted
 from quire.backends.cuda.accelerator import DeviceFault
 from quire.backends.cuda.asked import _row, require_compiled
 from quire.backends.cuda.backend import CudaBackend
 from quire.backends.cuda.device import CudaDevice
-from quire.backends.cuda.drafts import DeviceDrafts
+from quire.backends.cuda.drafts import DevicePasses
 from quire.backends.cuda.interpreted import InterpretedAccelerator
 from quire.backends.cuda.sampler import sampling_bytes
 from quire.backends.cuda.segments import MEMORY_BYTES
 from quire.backends.cuda.weights import place_weights, plan_layout
 from quire.backends.device import plan_weights
 from quire.backends.draft_model import DraftModel, spare_blocks
+from quire.backends.reference import ReferenceBackend
 from quire.config import EngineConfig
 from quire.description import describe
 from quire.errors import ConfigError
@@ -162,6 +165,101 @@ def llama() -> CudaBackend:
     return on_gpu(program, program, random_weights(program), shared=False)
 
 
+def test_passes_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host waits for their tokens behind the last one. Those of one token a row have graphs."""
+    events, draw, result = list[str](), DevicePasses.draw, interpreted._Fetched.result
+
+    def drawn(self: DevicePasses, batch: Any, drawings: Any) -> Any:
+        events.append("pass")
+        return draw(self, batch, drawings)
+
+    def waited(self: Any) -> Any:
+        events.append("wait")
+        return result(self)
+
+    monkeypatch.setattr(DevicePasses, "draw", drawn)
+    monkeypatch.setattr(interpreted._Fetched, "result", waited)
+    backend = llama()
+    drafts = Drafts(backend.program, backend, 8)
+    sequences = [drafts.admit(slot, text, ON_DEVICE) for slot, text in enumerate(TEXTS)]
+    drafts.run(sequences, 30)
+    assert drafts.num_accepted == drafts.num_drafted > 12
+    assert events[:7] == ["wait", *["pass"] * 3, *["wait"] * 3]
+    assert backend._drafts is not None
+    assert {rows for rows, _ in backend._drafts._passes._graphs._graphs} == {1, 2}
+
+
+def proposals(backend: Any, program: Program, hows: list[SamplingParams]) -> list[Any]:
+    """What is proposed for sequences of these parameters, step by step, with prompts in chunks."""
+    drafts, found = Drafts(program, backend, 8), []
+    sequences = [drafts.admit(slot, TEXTS[slot % 2], how) for slot, how in enumerate(hows)]
+    while left := [one for one in sequences if len(one.tokens) < 32]:
+        rows = [(one, min(11, len(one.tokens) - one.computed)) for one in left]
+        results = drafts.step(rows, (4, 2, 0)[drafts.num_steps % 3])
+        found.append([proposed(result) for result in results])
+    return [found, drafts.num_accepted, drafts.num_drafted]
+
+
+def test_proposals_are_those_of_the_reference() -> None:
+    """With penalties, biases and chances; where a token has no numbers, and up to the longest context."""
+    program = fuse(wide("llama", num_hidden_layers=1).program)
+    weights = {name: Dense(weight.array) for name, weight in random_weights(program).items()}
+    spoilt = {name: Dense(weight.array.copy()) for name, weight in weights.items()}
+    unseen = sorted(set(range(VOCAB)).difference(*TEXTS))
+    spoilt["model.embed_tokens.weight"].array[unseen[::2]] = np.nan
+    hows = [replace(KINDS[name], logprobs=None) for name in ("greedy", "likely", "penalized", "allowed")]
+    found = list[Any]()
+    for on_device in (True, False):
+        if on_device:
+            accelerator = InterpretedAccelerator()
+            kept, own = (
+                place_weights(program, weights, accelerator),
+                place_weights(program, spoilt, accelerator),
+            )
+            capacity = Capacity([8], 16, "float32", SLOTS)
+            backend: Any = CudaBackend(program, kept, accelerator, capacity, DraftModel(program, own, 64, 30))
+        else:
+            draft: Any = DraftModel(program, spoilt, 64, 30)
+            backend = ReferenceBackend(
+                program, weights, num_blocks=[8], block_size=16, num_slots=SLOTS, draft=draft
+            )
+        found.append(proposals(backend, program, hows))
+    assert found[0] == found[1]
+    steps, num_accepted, num_drafted = found[0]
+    assert num_accepted == num_drafted > 12
+    lengths = [len(tokens) for step in steps for tokens in step]
+    assert {2, 3, 4} <= set(lengths)
+
+
+@pytest.mark.parametrize("more", [8, -8])
+def test_a_draft_model_with_another_vocabulary(more: int) -> None:
+    """It proposes tokens that the target has, and is right if it has all of them."""
+    program, draft = (
+        fuse(wide("llama", num_hidden_layers=1, vocab_size=size).program) for size in (VOCAB, VOCAB + more)
+    )
+    weights = {name: Dense(weight.array) for name, weight in random_weights(program).items()}
+    own = dict(weights)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        table = np.concatenate([own[name].array, 10 * own[name].array[:8]])[: VOCAB + more]
+        own[name] = Dense(np.ascontiguousarray(table))
+    accelerator, capacity = InterpretedAccelerator(), Capacity([8], 16, "float32", SLOTS)
+    kept, others = place_weights(program, weights, accelerator), place_weights(draft, own, accelerator)
+    backend = CudaBackend(program, kept, accelerator, capacity, DraftModel(draft, others, 512, 256))
+    steps, num_accepted, num_drafted = proposals(backend, program, [ON_DEVICE, PLAIN])
+    assert max(token for step in steps for tokens in step for token in tokens) < VOCAB + min(more, 0)
+    assert num_accepted > 2
+    assert more < 0 or num_accepted == num_drafted
+
+
+def test_rows_that_the_host_samples() -> None:
+    """Their drafts are drawn on the GPU, without what it has no kernels for."""
+    program = fuse(wide("llama", num_hidden_layers=1).program)
+    backend = on_gpu(program, program, random_weights(program), shared=False)
+    _, num_accepted, num_drafted = proposals(backend, program, [KINDS["drawn"], KINDS["constrained"]])
+    assert num_drafted - 3 <= num_accepted
+    assert num_accepted > 12
+
+
 def test_steps_in_flight() -> None:
     """The step after one with proposals waits for them; others do not, and drafts are right after these."""
     backend = llama()
@@ -203,15 +301,15 @@ def test_replaced_blocks() -> None:
 @pytest.mark.parametrize("works", [True, False])
 def test_faults_while_drafting(monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
     """One that leaves the accelerator at work costs its drafts alone; any other is that of the step."""
-    execute, calls = DeviceDrafts._execute, list[int]()
+    draw, calls = DevicePasses.draw, list[int]()
 
-    def failing(self: DeviceDrafts, batch: Any) -> Any:
+    def failing(self: DevicePasses, batch: Any, drawings: Any) -> Any:
         calls.append(batch.num_tokens)
         if len(calls) == 2:
             raise DeviceFault("no memory", works=works)
-        return execute(self, batch)
+        return draw(self, batch, drawings)
 
-    monkeypatch.setattr(DeviceDrafts, "_execute", failing)
+    monkeypatch.setattr(DevicePasses, "draw", failing)
     backend = llama()
     drafts = Drafts(backend.program, backend, 8)
     sequence = drafts.admit(0, TEXTS[1], ON_DEVICE)
@@ -225,6 +323,23 @@ def test_faults_while_drafting(monkeypatch: pytest.MonkeyPatch, works: bool) -> 
     assert len(proposed(result)) == 2
     drafts.step([(sequence, 1)])
     assert drafts.num_accepted == 2
+
+
+def test_changes_of_block_tables_that_a_fault_loses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: DevicePasses, *_: object) -> Any:
+        self._tables.changes()
+        raise DeviceFault("no memory", works=True)
+
+    backend = llama()
+    drafts = Drafts(backend.program, backend, 8)
+    sequences = [drafts.admit(0, TEXTS[1], ON_DEVICE)]
+    drafts.run(sequences, 20)
+    sequences.append(drafts.admit(1, TEXTS[0], ON_DEVICE))
+    with monkeypatch.context() as patch:
+        patch.setattr(DevicePasses, "draw", failing)
+        drafts.step([(sequences[1], 18)], 2)
+    drafts.run(sequences, 30)
+    assert drafts.num_accepted == drafts.num_drafted > 8
 
 
 def test_its_memory_is_counted(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +374,7 @@ def test_arrays_of_passes_are_counted() -> None:
     program, layer, weights = programs("glm4_moe", hidden_size=2048)
     backend: Any = on_gpu(program, layer, weights, shared=True)
     before, count = backend._accelerator.num_bytes, 40
-    backend._drafts._memory.put(_row(layer, count, count, 16))
+    backend._drafts._passes._memory.put(_row(layer, count, count, 16))
     device = CudaDevice(backend._accelerator, "interpreted")
     plan = plan_weights(device, layer, None, None, all_in("f32"))
     others = MEMORY_BYTES + sampling_bytes(layer.output.width, count)

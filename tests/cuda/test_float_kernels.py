@@ -37,6 +37,13 @@ def test_gather_rows(dtype: np.dtype[Any]) -> None:
     assert (out == wanted).all()
 
 
+def test_gather_states() -> None:
+    states, rows = normal(0, 4, 70), np.array([3, 0, 3], np.int32)
+    out = np.empty((3, 70), np.float32)
+    interpreter.run(embedding.gather_states, (3, 2), [out, rows, states, 70], {"BLOCK": 64})
+    assert (out == states[rows].astype(BF16).astype(np.float32)).all()
+
+
 def test_gather_quantized_rows() -> None:
     rng = np.random.default_rng(1)
     scales = rng.integers(1, 128, (6, 3)).astype(np.int8)

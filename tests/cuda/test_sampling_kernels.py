@@ -104,17 +104,19 @@ def test_draws_cover_what_is_kept(how: dict[str, Any]) -> None:
 
 
 def test_faults() -> None:
-    logits = logits_of(3, 6)
+    logits = logits_of(3, 7)
+    logits[6] = np.nan
     edited = logits.copy()
     logits[0] = edited[0] = -np.inf
     logits[1, 7] = edited[1, 7] = np.nan
     logits[2, 7] = edited[2, 7] = np.inf
     edited[3] = -np.inf
     edited[4, 250] = np.inf
-    params = [SamplingParams(temperature=1.0, seed=1)] * 6
-    _, faults = chosen(logits, params, [4] * 6, edited=edited)
-    assert faults.tolist() == [1, 2, 3, 4, 5, 0]
-    for row in range(3):
+    params = [SamplingParams(temperature=1.0, seed=1)] * 7
+    tokens, faults = chosen(logits, params, [4] * 7, edited=edited)
+    assert faults.tolist() == [1, 2, 3, 4, 5, 0, 2]
+    assert (tokens[faults > 0] == 0).all()  # other kernels go on with what is there
+    for row in (0, 1, 2, 6):
         with pytest.raises(LogitsError) as found:
             choose(logits[row], state_of(params[row], 4))
         assert found.value.failure == FAULTS[faults[row]]
@@ -226,3 +228,13 @@ def test_edits_have_the_bits_of_the_definition() -> None:
     for row, state in enumerate(states):
         mask = None if mask_rows[row] < 0 else masks[mask_rows[row]]
         assert (out[row] == edit_logits(logits[row], state, mask)).all(), hows[row]
+
+
+@pytest.mark.parametrize("width", [VOCAB - 7, VOCAB + 9])
+def test_logits_of_another_vocabulary(width: int) -> None:
+    given = np.random.default_rng(0).standard_normal((3, width)).astype(np.float32)
+    out = np.empty((3, VOCAB), np.float32)
+    interpreter.run(logits_kernels.fit_logits, (3, PARTS), [out, given, VOCAB, width], {"BLOCK": BLOCK})
+    common = min(VOCAB, width)
+    assert (out[:, :common] == given[:, :common]).all()
+    assert np.isneginf(out[:, common:]).all()

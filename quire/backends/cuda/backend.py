@@ -15,7 +15,7 @@ from quire.backends.block_memory import layout_of
 from quire.backends.cuda.accelerator import Accelerator, DeviceFault, HostCopy
 from quire.backends.cuda.caches import DeviceCaches
 from quire.backends.cuda.device_slots import DeviceSlot, DeviceSlots
-from quire.backends.cuda.drafts import DeviceDrafts, HandedOut, draft_caches
+from quire.backends.cuda.drafts import DeviceDrafts, DevicePasses, HandedOut, draft_caches
 from quire.backends.cuda.draws import StepDraws
 from quire.backends.cuda.graphs import DecodeGraphs, decode_batch
 from quire.backends.cuda.images import DeviceImages, keeps_halves
@@ -25,7 +25,7 @@ from quire.backends.cuda.sampler import DeviceSampler, DrawnRows
 from quire.backends.cuda.slot_tables import SlotTables
 from quire.backends.cuda.step_arrays import StepArrays
 from quire.backends.cuda.weights import DeviceWeight
-from quire.backends.draft_model import DraftModel
+from quire.backends.draft_model import DraftModel, shared_table
 from quire.backends.slots import Deferred, Slots, row_result
 from quire.errors import ConfigError
 from quire.images.vision import Vision
@@ -68,12 +68,12 @@ class CudaBackend:
         self._memory, self._adapters = step_memory(lowered, accelerator), lowered.adapters
         num_slots, self._vocab = capacity.max_num_seqs, program.output.width
         self._slots = DeviceSlots(
-            accelerator, num_slots, capacity.num_blocks, self._vocab, capacity.block_size, draft is not None
+            accelerator, num_slots, capacity.num_blocks, self._vocab, capacity.block_size
         )
+        self._sampler = DeviceSampler(accelerator, num_slots, self._vocab)
         self._drafts: DeviceDrafts | None = None
         if draft is not None:
             self._drafts = self._draft_with(draft, draft.weights or weights, lowered, capacity)
-        self._sampler = DeviceSampler(accelerator, num_slots, self._vocab)
         self._graphs = DecodeGraphs(accelerator)
         self._images = None
         if vision is not None:
@@ -101,8 +101,10 @@ class CudaBackend:
         accelerator, tables = self._accelerator, self._slots.tables
         caches = draft_caches(accelerator, target.program, draft.program, capacity)
         lowered = lower(draft.program, weights, caches, capacity.block_size, accelerator)
-        memory = step_memory(lowered, accelerator)
-        return DeviceDrafts(draft, lowered, memory, accelerator, target, tables, capacity)
+        memory, shared = step_memory(lowered, accelerator), shared_table(target.program, draft.program)
+        first_spare = capacity.num_blocks[shared.group]
+        passes = DevicePasses(lowered, memory, accelerator, self._sampler, first_spare, capacity)
+        return DeviceDrafts(draft, passes, accelerator, target, tables, capacity)
 
     def launch(self, step: Step, masks: GetMasks | None = None) -> LaunchedStep:
         """See Backend.launch.
@@ -257,8 +259,6 @@ class CudaBackend:
             if (result := on_host.get(index)) is None:
                 result = sampled.result(row, slot, own)
                 slot.token_ids += result.token_ids
-                if slot.sampler is not None:
-                    slot.sampler.extend(result.token_ids)
                 if row.drafted and slot.sampling is not None and slot.sampling.penalizes:
                     counted += [(row.slot, token) for token in result.token_ids]
             results.append(result)

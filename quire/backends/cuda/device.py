@@ -183,10 +183,17 @@ class CudaDevice:
         A graph has two launches for each op: few ops have more, and many have one. With adapters of a format
         there are others, with two more for each product that may have any.
         """
-        adapted = sum(isinstance(op, ops.Linear) and op.adapted for op in program)
-        launches = 2 * len(program.ops) + (2 * (len(program.ops) + adapted) if adapted else 0)
-        graphs = len(graph_rows(num_slots)) * (GRAPH_BYTES * (2 if adapted else 1) + launches * LAUNCH_BYTES)
-        return (num_slots + 1) * penalty_bytes(program.output.width) + graphs + block_bytes
+        counts = (num_slots + 1) * penalty_bytes(program.output.width)
+        return counts + _graphs_bytes(program, num_slots) + block_bytes
+
+    def drafting_bytes(self, target: Program, draft: Program, num_slots: int, spare_bytes: int) -> int:
+        """Return the bytes of spare blocks, also of a slot that is nobody's, and of graphs.
+
+        Logits of another number of tokens than the target's are copied.
+        """
+        vocab, own = target.output.width, draft.output.width
+        fitted = _FLOAT_BYTES * padded_rows(num_slots) * vocab if own != vocab else 0
+        return (num_slots + 1) * spare_bytes + _graphs_bytes(draft, num_slots) + fitted
 
     def loading_bytes(self, weights: WeightPlan) -> int:
         """Return the bytes of floats that are rounded together."""
@@ -243,6 +250,14 @@ class CudaDevice:
 
     def loops(self) -> CudaLoops:
         return CudaLoops(self._accelerator, self._kernels)
+
+
+def _graphs_bytes(program: Program, num_slots: int) -> int:
+    """Return the bytes of the graphs of a program, by the rule that slots_bytes states."""
+    adapted = sum(isinstance(op, ops.Linear) and op.adapted for op in program)
+    launches = 2 * len(program.ops) + (2 * (len(program.ops) + adapted) if adapted else 0)
+    each = GRAPH_BYTES * (2 if adapted else 1) + launches * LAUNCH_BYTES
+    return len(graph_rows(num_slots)) * each
 
 
 def _tower_bytes(

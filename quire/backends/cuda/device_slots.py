@@ -20,7 +20,7 @@ from quire.types import Admission, Row, Step
 class DeviceSlot(Slot):
     """A slot whose last token may be known to the accelerator alone, until its step is collected.
 
-    Without `sampling` its tokens are sampled on the host, by `sampler`, which draft models draw with, too.
+    Its tokens are sampled by `sampling`, or without it on the host, by `sampler`.
     """
 
     sampling: SlotSampling | None = None
@@ -30,7 +30,7 @@ class DeviceSlots:
     """Applies the deltas of steps and lays steps out as batches, without block tables: these are `tables`.
 
     Slot number `spare` is no request's: its tables name `spare_blocks`, of each cache group the block that
-    no request has. With `drafted` all slots have the state of sampling on the host.
+    no request has.
     """
 
     def __init__(
@@ -40,7 +40,6 @@ class DeviceSlots:
         spare_blocks: Sequence[int],
         vocab_size: int,
         block_size: int,
-        drafted: bool = False,
     ) -> None:
         self.tables = SlotTables(accelerator, num_slots + 1, len(spare_blocks))
         self.spare = num_slots
@@ -49,7 +48,6 @@ class DeviceSlots:
         self.tables.set_lengths(np.array([self.spare]), np.array([1]))
         self._vocab_size = vocab_size
         self._block_size = block_size
-        self._drafted = drafted
         self._slots: dict[int, DeviceSlot] = {}
 
     def apply(self, step: Step) -> list[DeviceSlot]:
@@ -64,11 +62,9 @@ class DeviceSlots:
         return [self._slots[row.slot] for row in step.rows]
 
     def _admit(self, admission: Admission, token_ids: list[int]) -> DeviceSlot:
-        on_device, sampler = samples_on_device(admission), None
-        if self._drafted or not on_device:
-            sampler = SamplerState(admission, token_ids, self._vocab_size)
-        sampling = SlotSampling(admission, self._vocab_size) if on_device else None
-        return DeviceSlot(admission, token_ids, sampler, sampling=sampling)
+        if samples_on_device(admission):
+            return DeviceSlot(admission, token_ids, None, sampling=SlotSampling(admission, self._vocab_size))
+        return DeviceSlot(admission, token_ids, SamplerState(admission, token_ids, self._vocab_size))
 
     def slot(self, number: int) -> DeviceSlot:
         """Return an admitted slot."""

@@ -9,15 +9,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quire.backends.backend import Capacity
-from quire.backends.cuda.accelerator import Accelerator, DeviceFault, HostCopy, Memory
+from quire.backends.cuda.accelerator import Accelerator, DeviceArray, DeviceFault, HostCopy, Launch, Memory
 from quire.backends.cuda.caches import LayerCache, layer_caches
 from quire.backends.cuda.device_slots import DeviceSlot
+from quire.backends.cuda.draws import Draw, Draws, RowDraws
+from quire.backends.cuda.graphs import DecodeGraphs, decode_batch, padded_rows
+from quire.backends.cuda.kernels.variant import row_block
 from quire.backends.cuda.launch_list import Lowered
+from quire.backends.cuda.memory import ReusedMemory
+from quire.backends.cuda.sampler import DeviceSampler, drawn_tokens
+from quire.backends.cuda.slot_sampling import SlotSampling, drafted_sampling
 from quire.backends.cuda.slot_tables import SlotTables
 from quire.backends.cuda.states import LayerState
 from quire.backends.cuda.step_arrays import StepArrays, StepMemory
+from quire.backends.cuda.text_arrays import HIDDEN
 from quire.backends.draft_model import DraftModel, shared_table, spare_blocks
-from quire.backends.drafting import Known, ModelDrafts
+from quire.backends.drafting import Drawing, Known, ModelDrafts
 from quire.backends.host import available_memory
 from quire.errors import ConfigError
 from quire.program.batch import Batch, Ints
@@ -32,45 +39,142 @@ class HandedOut(NamedTuple):
     copy: HostCopy
 
 
+class DevicePasses:
+    """Computes the passes of a draft model on an accelerator, with its draws: none waits for another.
+
+    Numbers stand for tokens until `drawn` waits for them. A pass takes the tokens that the one before it
+    drew, and the hidden states that it handed out, in the memory of the accelerator. Block tables and lengths
+    of slots stay there, and passes of one token a row have graphs.
+    """
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        memory: StepMemory,
+        accelerator: Accelerator,
+        sampler: DeviceSampler,
+        first_spare: int,
+        capacity: Capacity,
+    ) -> None:
+        """Lay out block tables: slot s has spare blocks from `first_spare` on, after those of slots below."""
+        self._lowered, self._memory, self._accelerator, self._sampler = lowered, memory, accelerator, sampler
+        self._first_spare, self._num_spare = first_spare, spare_blocks(capacity.block_size)
+        self._spare_slot = capacity.max_num_seqs
+        self._tables = SlotTables(
+            accelerator, self._spare_slot + 1, num_groups=len(lowered.program.cache_groups)
+        )
+        self.grant(self._spare_slot, 0, ())
+        self._tables.set_lengths(np.array([self._spare_slot]), np.array([1]))
+        self._graphs = DecodeGraphs(accelerator)
+        self._indices = ReusedMemory(accelerator)
+        self._last: tuple[DeviceArray, dict[int, int]] | None = None  # hidden states [L, width]; rows by slot
+        self._results: list[tuple[Draws, dict[int, int], HostCopy]] = []  # with the places of numbers
+
+    def grant(self, slot: int, first: int, block_ids: Sequence[int]) -> None:
+        """Write block ids into the tables of a slot from entry `first` on, and spare blocks after them."""
+        own = self._first_spare + slot * self._num_spare + np.arange(self._num_spare)
+        for group in range(len(self._lowered.program.cache_groups)):
+            self._tables.grant(group, slot, first, [*block_ids, *own.tolist()])
+
+    def begin(self) -> None:
+        """Forget what is left of the step before."""
+        self._results, self._last = [], None
+
+    def fail(self) -> None:
+        """Note that a pass failed: changes of block tables may be lost."""
+        self._tables.forget()
+
+    def draw(self, batch: Batch, drawings: Sequence[Drawing[SlotSampling]]) -> tuple[list[int | None], None]:
+        """Launch a batch, and draws by its logits; return the numbers that stand for the tokens."""
+        self._tables.set_lengths(batch.slots, batch.context_lens)
+        decode = decode_batch(batch, self._spare_slot)
+        self._memory.reserve(padded_rows(len(batch.slots)))  # of later passes: they read what this one left
+        step = self._memory.put(decode or batch, self._tables)
+        if batch.token_ids.min() < 0:
+            self._sampler.feed(step.token_ids)
+            self._hand_on(batch, step)
+        if decode is not None:
+            moves = self._memory.moves + self._tables.moves
+            self._graphs.launch(self._lowered.launches, step, moves)
+        else:
+            for launch in self._lowered.launches:
+                self._accelerator.launch(launch(step))
+        if self._lowered.hidden is not None:
+            rows = {one.slot: row for row, one in enumerate(drawings)}
+            self._last = step.values[self._lowered.hidden], rows
+        return self._sample(drawings, step.values[self._lowered.output]), None
+
+    def _hand_on(self, batch: Batch, step: StepArrays) -> None:
+        """Launch a copy of the hidden states that the pass before handed out to where a pass reads them."""
+        if self._last is None:
+            return
+        states, rows = self._last
+        out = step.texts[HIDDEN]
+        index = np.zeros(out.shape[0], np.int32)
+        index[: len(batch.slots)] = [rows[slot] for slot in batch.slots.tolist()]
+        (placed,) = self._indices.upload([index])
+        width = states.shape[1]
+        block = row_block(width)
+        grid = (len(index), -(-width // block), 1)
+        self._accelerator.launch(
+            Launch("gather_states", grid, (out, placed, states, width), {"BLOCK": block})
+        )
+
+    def _sample(self, drawings: Sequence[Drawing[SlotSampling]], logits: DeviceArray) -> list[int | None]:
+        number = len(self._results) + 1
+        own = [RowDraws() for _ in drawings]
+        each = [
+            Draw(one.sampling, one.slot, row, one.position, tuple(one.proposed), one.sampling.mask(None))
+            for row, one in enumerate(drawings)
+        ]
+        draws = Draws((of, 0, draw) for of, draw in zip(own, each, strict=True))
+        numbers = [self._sampler.stands_for(one.slot, number) for one in drawings]
+        if (copy := self._sampler.launch(draws, logits, number)) is not None:
+            places = dict(zip(numbers, (of.tokens[0] for of in own), strict=True))
+            self._results.append((draws, places, copy))
+        return [*numbers]
+
+    def drawn(self) -> dict[int, int | None]:
+        """Wait for the tokens that the numbers of this step stand for."""
+        found = dict[int, int | None]()
+        for draws, places, copy in self._results:
+            tokens = drawn_tokens(draws, copy.result())
+            found |= {number: tokens[place] for number, place in places.items()}
+        return found
+
+
 class DeviceDrafts:
     """Proposes tokens as quire.backends.drafting defines it, by passes of a draft model on an accelerator.
 
-    Passes wait for each other: tokens are drawn on the host. Hidden states of the target, for a model that
-    reads them, are kept in the memory of the host. `lowered` is the draft model, whose steps have `memory`;
-    `tables` are those of the target's slots.
+    Hidden states of the target, for a model that reads them, are kept in the memory of the host. `tables` are
+    those of the target's slots, and `given` is the buffer with the hidden states that its steps hand out.
     """
 
     def __init__(
         self,
         draft: DraftModel[Any],
-        lowered: Lowered,
-        memory: StepMemory,
+        passes: DevicePasses,
         accelerator: Accelerator,
         target: Lowered,
         tables: SlotTables,
         capacity: Capacity,
     ) -> None:
-        self._lowered, self._memory, self._accelerator = lowered, memory, accelerator
+        self._passes, self._accelerator, self._vocab = passes, accelerator, target.program.output.width
         self._tables, self._block_size = tables, capacity.block_size
         self._given = target.hidden if draft.hidden_width else None
+        self._sampling: dict[int, SlotSampling] = {}  # by slot
         table = shared_table(target.program, draft.program)
-        sizes = (capacity.num_blocks[table.group], capacity.block_size, target.program.output.width)
-        self._drafting = ModelDrafts(draft, self._execute, table, *sizes, capacity.max_num_seqs)
-
-    def _execute(self, batch: Batch) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the logits [L, vocab] of a batch, and the hidden states [L, width] that it hands out."""
-        lowered, step = self._lowered, self._memory.put(batch)
-        for launch in lowered.launches:
-            self._accelerator.launch(launch(step))
-        logits = self._accelerator.fetch(step.values[lowered.output])
-        if lowered.hidden is None:
-            return logits.result(), None
-        hidden = self._accelerator.fetch(step.values[lowered.hidden])
-        return logits.result(), hidden.result()
+        sizes = (capacity.num_blocks[table.group], capacity.block_size, capacity.max_num_seqs)
+        self._drafting = ModelDrafts(draft, passes, table, *sizes)
 
     def apply(self, step: Step) -> None:
         """Take the changes of slots and blocks."""
         self._drafting.apply(step)
+        for admission in step.admitted:
+            self._sampling[admission.slot] = drafted_sampling(admission, self._vocab)
+        for grant in step.granted:
+            if grant.group == self._drafting.table.group:
+                self._passes.grant(grant.slot, grant.first, grant.block_ids)
 
     def forget(self, group: int, block_ids: Sequence[int]) -> None:
         """Note that the contents of blocks of a cache group were replaced."""
@@ -101,15 +205,16 @@ class DeviceDrafts:
         """
         began_s, table = time.monotonic(), self._tables.known(self._drafting.table.group)
         known = {
-            row.slot: Known(slot.token_ids, slot.sampler, table[row.slot])
+            row.slot: Known(slot.token_ids, self._sampling[row.slot], table[row.slot])
             for row, slot in zip(step.rows, slots, strict=True)
-            if slot.sampler is not None
         }
+        self._passes.begin()
         try:
             return self._drafting.propose(step, results, known)
         except DeviceFault as fault:
             if not fault.works:
                 raise
+            self._passes.fail()
             return results, time.monotonic() - began_s
 
 
@@ -122,8 +227,8 @@ def draft_caches(
 
 
 def _num_blocks(target: Program, draft: Program, capacity: Capacity) -> int:
-    """Return the blocks of the shared table, with the spare ones of each slot."""
-    spare = capacity.max_num_seqs * spare_blocks(capacity.block_size)
+    """Return the blocks of the shared table, with the spare ones of each slot and of one that is nobody's."""
+    spare = (capacity.max_num_seqs + 1) * spare_blocks(capacity.block_size)
     return capacity.num_blocks[shared_table(target, draft).group] + spare
 
 

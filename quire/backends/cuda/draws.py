@@ -19,7 +19,11 @@ _EVEN = 4  # numbers of results begin at multiples of 16 bytes
 
 
 class Draw(NamedTuple):
-    """A token to be drawn for `position` of a sequence, after `following` drafted ones, by row `logits`."""
+    """A token to be drawn for `position` of a sequence, after `following` drafted ones, by row `logits`.
+
+    Drafted ones may be numbers that stand for tokens (DeviceSampler.stands_for). `listed`: with its
+    log-probabilities.
+    """
 
     sampling: SlotSampling
     slot: int
@@ -27,7 +31,8 @@ class Draw(NamedTuple):
     position: int
     following: tuple[int, ...]
     mask: Mask | None
-    alone: bool  # of its row
+    alone: bool = False  # of its row
+    listed: bool = False
 
     @property
     def counts(self) -> bool:
@@ -60,47 +65,25 @@ class RowDraws:
     failure: Failure | None = None
 
 
-class StepDraws:
-    """All that the rows of a step sample on the device. Rows that the host samples have nothing.
+class Draws:
+    """Tokens to be drawn from the logits of a pass, in groups of one launch each.
 
-    There are `num_tokens` places for tokens and `num_listed` for log-probabilities, those between groups
-    included. `masks` are by row, of those with grammars.
+    Each has a number among those of its row. There are `num_tokens` places for tokens and `num_listed` for
+    log-probabilities, those between groups included.
     """
 
-    def __init__(
-        self, step: Step, slots: Sequence[DeviceSlot], masks: Mapping[int, Sequence[Any] | Failure]
-    ) -> None:
-        self.rows: list[RowDraws] = []
+    def __init__(self, draws: Iterable[tuple[RowDraws, int, Draw]]) -> None:
         self.scored: list[tuple[int, int]] = []  # rows of logits, and the tokens that follow
+        self.groups: list[DrawGroup] = []
+        self.num_tokens = self.num_listed = self.first_scored = 0
         self.most_listed = 0  # of the most likely tokens
         kinds: dict[tuple[bool, bool], list[tuple[RowDraws, int, Draw]]] = {}
-        first = 0
-        for index, (row, slot) in enumerate(zip(step.rows, slots, strict=True)):
-            self.rows.append(own := RowDraws())
-            if slot.sampling is not None:
-                self._score(row, slot, first, own)
-                for number, draw in enumerate(_draws(row, slot.sampling, first, masks.get(index), own)):
-                    edited = draw.sampling.edits(draw.position, draw.mask)
-                    kind = edited, draw.sampling.params.logprobs is not None
-                    kinds.setdefault(kind, []).append((own, number, draw))
-            first += row.num_logits
-        self.groups: list[DrawGroup] = []
-        self.num_tokens = self.num_listed = 0
+        for own, number, draw in draws:
+            edited = draw.sampling.edits(draw.position, draw.mask)
+            kinds.setdefault((edited, draw.listed), []).append((own, number, draw))
         for (edited, listed), found in sorted(kinds.items(), key=lambda kind: kind[0]):
             for begin in range(0, len(found), MOST_DRAWS):
                 self._group(edited, listed, found[begin : begin + MOST_DRAWS])
-        self.first_scored = self.num_listed
-        for own in self.rows:
-            own.scored = [self.first_scored + place for place in own.scored]
-        self.num_listed += _even(len(self.scored))
-
-    def _score(self, row: Row, slot: DeviceSlot, first: int, own: RowDraws) -> None:
-        following = scored_tokens(row, slot)
-        if not following:
-            return
-        own.scored = list(range(len(self.scored), len(self.scored) + len(following)))
-        self.scored += [(first + i, token) for i, token in enumerate(following)]
-        self.most_listed = max(self.most_listed, slot.admission.params.prompt_logprobs or 0)
 
     def _group(self, edited: bool, listed: bool, found: list[tuple[RowDraws, int, Draw]]) -> None:
         group = DrawGroup(edited, listed, self.num_tokens, self.num_listed, [draw for *_, draw in found])
@@ -112,6 +95,38 @@ class StepDraws:
                 self.most_listed = max(self.most_listed, draw.sampling.params.logprobs or 0)
         self.num_tokens += _even(len(found))
         self.num_listed += _even(len(found)) if listed else 0
+
+
+class StepDraws(Draws):
+    """All that the rows of a step sample on the device. Rows that the host samples have nothing.
+
+    `masks` are by row, of those with grammars.
+    """
+
+    def __init__(
+        self, step: Step, slots: Sequence[DeviceSlot], masks: Mapping[int, Sequence[Any] | Failure]
+    ) -> None:
+        self.rows = [RowDraws() for _ in step.rows]
+        draws, first = list[tuple[RowDraws, int, Draw]](), 0
+        for index, (row, slot, own) in enumerate(zip(step.rows, slots, self.rows, strict=True)):
+            if slot.sampling is not None:
+                each = enumerate(_draws(row, slot.sampling, first, masks.get(index), own))
+                draws += [(own, number, draw) for number, draw in each]
+            first += row.num_logits
+        super().__init__(draws)
+        self._score(step, slots)
+
+    def _score(self, step: Step, slots: Sequence[DeviceSlot]) -> None:
+        """Add the tokens of prompts whose log-probabilities are wanted, as the last results."""
+        self.first_scored, first = self.num_listed, 0
+        for row, slot, own in zip(step.rows, slots, self.rows, strict=True):
+            if slot.sampling is not None and (following := scored_tokens(row, slot)):
+                begin = self.first_scored + len(self.scored)
+                own.scored = list(range(begin, begin + len(following)))
+                self.scored += [(first + i, token) for i, token in enumerate(following)]
+                self.most_listed = max(self.most_listed, slot.admission.params.prompt_logprobs or 0)
+            first += row.num_logits
+        self.num_listed += _even(len(self.scored))
 
 
 def _even(count: int) -> int:
@@ -132,9 +147,8 @@ def _draws(
     each = [None] * count if masks is None else masks
     for number, mask in enumerate(each[:count]):
         allowed = sampling.mask(mask)
-        yield Draw(
-            sampling, row.slot, logits + number, position + number, row.drafted[:number], allowed, count == 1
-        )
+        at, listed = (logits + number, position + number), sampling.params.logprobs is not None
+        yield Draw(sampling, row.slot, *at, row.drafted[:number], allowed, count == 1, listed)
 
 
 def parameters(group: DrawGroup) -> dict[str, np.ndarray]:

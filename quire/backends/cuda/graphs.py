@@ -14,7 +14,7 @@ import numpy as np
 from quire.backends.cuda.accelerator import Accelerator, Graph
 from quire.backends.cuda.launch_list import Record
 from quire.backends.cuda.step_arrays import StepArrays
-from quire.program.batch import Batch, Ints
+from quire.program.batch import Batch
 
 MOST_ROWS = 256  # of a step with a graph
 DEPENDENT = True  # see Accelerator.capture
@@ -42,7 +42,7 @@ def decode_batch(batch: Batch, spare_slot: int) -> Batch | None:
         return None
     count = padded_rows(rows)
 
-    def more(known: Ints, value: int) -> Ints:
+    def more(known: np.ndarray, value: int) -> np.ndarray:
         return np.append(known, np.full((count - rows, *known.shape[1:]), value, known.dtype), axis=0)
 
     three = batch.rotary_positions
@@ -57,6 +57,7 @@ def decode_batch(batch: Batch, spare_slot: int) -> Batch | None:
         logit_rows=np.arange(count),
         visible_ends=None,  # of tokens that are alone in their rows and see none after them
         rotary_positions=None if three is None else more(three, 0),
+        hidden=None if batch.hidden is None else more(batch.hidden, 0),
     )
 
 

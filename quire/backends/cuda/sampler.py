@@ -10,13 +10,13 @@ import numpy as np
 
 from quire.backends.cuda.accelerator import Accelerator, Argument, Constant, DeviceArray, HostCopy, Launch
 from quire.backends.cuda.device_slots import DeviceSlot
-from quire.backends.cuda.draws import MOST_DRAWS, DrawGroup, RowDraws, StepDraws, edits, parameters
+from quire.backends.cuda.draws import MOST_DRAWS, DrawGroup, Draws, RowDraws, edits, parameters
 from quire.backends.cuda.kernels.variants import LIST_BLOCK, MOST_LISTED, SAMPLING_BLOCK, SURVEYED_PARTS
 from quire.backends.cuda.launch_list import Grid
 from quire.backends.cuda.memory import ReusedMemory
 from quire.quantize.groups import ceil_div
 from quire.sampling.faults import FAULTS
-from quire.types import PositionLogprobs, Row, RowResult, TokenLogprob
+from quire.types import MAX_DRAFTED, PositionLogprobs, Row, RowResult, TokenLogprob
 
 _INT, _FLOAT, _DOUBLE = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.float64)
 # Bytes by number of the vocabulary: of a draw, edited logits and two arrays of candidates; of a slot, what it
@@ -41,7 +41,7 @@ def penalty_bytes(vocab_size: int) -> int:
     return _SLOT_BYTES * vocab_size
 
 
-def _sections(draws: StepDraws) -> dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]]:
+def _sections(draws: Draws) -> dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]]:
     """Return the parts of a step's results by name: the first of its numbers, shape and type."""
     tokens, listed, top = draws.num_tokens, draws.num_listed, MOST_LISTED if draws.most_listed else 0
     shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
@@ -60,23 +60,39 @@ def _sections(draws: StepDraws) -> dict[str, tuple[int, tuple[int, ...], np.dtyp
     return found
 
 
-class DeviceSampler:
-    """Samples the rows of steps in the order of launches.
+def _found(draws: Draws, copied: np.ndarray) -> dict[str, list[Any]]:
+    """Return the results of draws by name."""
+    return {
+        name: copied[first : first + prod(shape)].view(kind).reshape(shape).tolist()
+        for name, (first, shape, kind) in _sections(draws).items()
+    }
 
-    `last_tokens` [slots + 1] are the tokens drawn last; entries of slots that others sample are arbitrary.
-    Counts for penalties are allocated for the first request that has any.
+
+def drawn_tokens(draws: Draws, copied: np.ndarray) -> list[int | None]:
+    """Return the token at each place of the results of draws; None where none could be drawn."""
+    found = _found(draws, copied)
+    both = zip(found["tokens"], found["faults"], strict=True)
+    return [None if fault else token for token, fault in both]
+
+
+class DeviceSampler:
+    """Samples the rows of steps, and those of the passes of a draft model, in the order of launches.
+
+    `_drawn` [MAX_DRAFTED + 1, slots + 1] are the tokens drawn last for each slot, by a step and by each pass
+    after it; others are arbitrary. Counts for penalties are allocated for the first request that has any.
     """
 
     def __init__(self, accelerator: Accelerator, num_slots: int, vocab_size: int) -> None:
         self._accelerator = accelerator
         self._spare = num_slots  # the row of counts, and the place of tokens, that nobody reads
         self._vocab = vocab_size
-        self.last_tokens = accelerator.allocate(4 * (num_slots + 1)).part(0, (num_slots + 1,), _INT)
+        drawn = (MAX_DRAFTED + 1) * (num_slots + 1)
+        self._drawn = accelerator.allocate(4 * drawn).part(0, (drawn,), _INT)
         self._numbers = accelerator.allocate(4 * MOST_DRAWS).part(0, (MOST_DRAWS,), _INT)
         accelerator.write(self._numbers, np.arange(MOST_DRAWS, dtype=_INT))
         self._counts: tuple[DeviceArray, DeviceArray] | None = None
         self._uploads, self._scratch, self._found = (ReusedMemory(accelerator) for _ in range(3))
-        self._listing = ReusedMemory(accelerator)
+        self._listing, self._fitting = ReusedMemory(accelerator), ReusedMemory(accelerator)
 
     def admit(self, number: int, slot: DeviceSlot) -> None:
         """Count the tokens of a new sequence, if it has penalties."""
@@ -109,21 +125,36 @@ class DeviceSampler:
             raise RuntimeError("no slot with penalties was admitted")
         return self._counts
 
-    def feed(self, tokens: DeviceArray) -> None:
-        """Replace -1 - s by the token that was drawn last for slot s, in place."""
-        count = tokens.shape[0]
-        self._over_list("feed_tokens", (tokens, self.last_tokens, count), count)
+    def stands_for(self, slot: int, number: int = 0) -> int:
+        """Return the negative number that stands for the token drawn last for a slot: by a step, or by the
+        pass of this number, from 1 on, after it.
+        """
+        return -1 - self._place(slot, number)
 
-    def launch(self, draws: StepDraws, logits: DeviceArray) -> HostCopy | None:
-        """Launch the draws of a step from its logits, and begin to copy their results to the host."""
+    def _place(self, slot: int, number: int) -> int:
+        return number * (self._spare + 1) + slot
+
+    def feed(self, tokens: DeviceArray) -> None:
+        """Replace negative numbers by the tokens that they stand for, in place."""
+        count = tokens.shape[0]
+        self._over_list("feed_tokens", (tokens, self._drawn, count), count)
+
+    def launch(self, draws: Draws, logits: DeviceArray, number: int = 0) -> HostCopy | None:
+        """Launch draws from the logits [L, width] of a step, or of the pass of this number after it.
+
+        Begin to copy their results to the host. Tokens that a narrower model has no logits of are not drawn.
+        """
         if not draws.num_tokens + draws.num_listed:
             return None
+        if logits.shape[1] != self._vocab:
+            logits = self._fit(logits)
         own = [
             parameters(group) | (edits(group, self._spare) if group.edited else {}) for group in draws.groups
         ]
-        places = np.full(draws.num_tokens, self._spare, _INT)
+        places = np.full(draws.num_tokens, self._place(self._spare, number), _INT)
         for group in draws.groups:
-            places[group.first : group.first + len(group.draws)] = [draw.slot for draw in group.draws]
+            own_places = [self._place(draw.slot, number) for draw in group.draws]
+            places[group.first : group.first + len(group.draws)] = own_places
         scored = np.array(draws.scored, _INT).reshape(-1, 2)
         whole = [places, scored[:, 0].copy(), scored[:, 1].copy()]
         uploaded = iter(self._uploads.upload([*whole, *(array for each in own for array in each.values())]))
@@ -135,11 +166,19 @@ class DeviceSampler:
         }
         for group, names in zip(draws.groups, own, strict=True):
             self._draw(group, {name: next(uploaded) for name in names}, logits, results)
-        args = (self.last_tokens, placed, results["tokens"], draws.num_tokens)
+        args = (self._drawn, placed, results["tokens"], draws.num_tokens)
         self._over_list("place_entries", args, draws.num_tokens)
         if draws.scored:
             self._list(draws.first_scored, scored_rows, scored_ids, logits, results)
         return self._accelerator.fetch(memory.part(0, (memory.num_bytes // 4,), _INT))
+
+    def _fit(self, logits: DeviceArray) -> DeviceArray:
+        """Launch a copy of logits [L, width] of another model, [L, vocab]."""
+        count, width = logits.shape
+        (fitting,) = self._fitting.arrays([((count, self._vocab), _FLOAT)])
+        grid = (count, ceil_div(self._vocab, SAMPLING_BLOCK), 1)
+        self._launch("fit_logits", grid, (fitting, logits, self._vocab, width))
+        return fitting
 
     def _draw(self, group: DrawGroup, own: Arrays, logits: DeviceArray, results: Arrays) -> None:
         """Launch the draws of a group."""
@@ -182,6 +221,8 @@ class DeviceSampler:
             listed = [own[name] for name in ("biased_rows", "biased_tokens", "biases")]
             self._over_list("bias_logits", (out, *listed, count, vocab), count)
         if any(draw.sampling.penalizes for draw in group.draws):
+            if any(token < 0 for draw in group.draws for token in draw.following):
+                self.feed(own["drafted"])
             how = [own[name] for name in ("drafted", "firsts", "repetitions", "frequencies", "presences")]
             self._launch("penalize_logits", grid, (out, own["slots"], *self._penalties(), *how, vocab))
 
@@ -216,15 +257,12 @@ class DeviceSampler:
 
 
 class DrawnRows:
-    """Turns the copied results of a step's draws into those of its rows."""
+    """Turns the copied results of draws into those of rows."""
 
-    def __init__(self, draws: StepDraws, copied: np.ndarray, vocab_size: int) -> None:
+    def __init__(self, draws: Draws, copied: np.ndarray, vocab_size: int) -> None:
         self._scored = {draws.first_scored + i: token for i, (_, token) in enumerate(draws.scored)}
         self._vocab = vocab_size
-        self._found = {
-            name: copied[first : first + prod(shape)].view(kind).reshape(shape).tolist()
-            for name, (first, shape, kind) in _sections(draws).items()
-        }
+        self._found = _found(draws, copied)
 
     def result(self, row: Row, slot: DeviceSlot, own: RowDraws) -> RowResult:
         """Return the result of a row: its tokens as far as they equal the drafted ones, and one more.

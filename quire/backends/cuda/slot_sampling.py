@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +23,19 @@ def samples_on_device(admission: Admission) -> bool:
     lists_all = -1 in (params.logprobs, params.prompt_logprobs)
     has_phrases = any(len(word) > 1 for word in params.bad_words_token_ids)
     return not (lists_all or has_phrases or (admission.grammar and params.min_tokens))
+
+
+def drafted_sampling(admission: Admission, vocab_size: int) -> SlotSampling:
+    """Return what draft models draw by: the parameters of a request, as far as there are kernels for them.
+
+    Slots that the host samples have no counts for penalties.
+    """
+    if not samples_on_device(admission):
+        words = [word for word in admission.params.bad_words_token_ids if len(word) == 1]
+        params = replace(admission.params, bad_words_token_ids=words)
+        params = replace(params, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
+        admission = replace(admission, params=params)
+    return SlotSampling(admission, vocab_size)
 
 
 class SlotSampling:

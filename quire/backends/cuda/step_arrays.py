@@ -142,6 +142,10 @@ class StepMemory:
             states=StateArrays.of(kept, self._states) if self._states else None,
         )
 
+    def reserve(self, num_rows: int) -> None:
+        """Allocate the values of steps of so many rows: none of these moves those of another."""
+        self._values({"T": num_rows, "L": num_rows})
+
     def _values(self, counts: dict[Count, int]) -> list[DeviceArray]:
         """Return the buffers of values, with as many rows as the step has."""
         if any(rows > self._rows[count] for count, rows in counts.items()):

@@ -142,3 +142,17 @@ def pool_rows(out, x, logit_rows, token_rows, row_offsets, width, first_alone, B
         sums += tl.load(first + (token - begin) * width, mask=inside, other=0.0).to(tl.float64)
     mean = sums / (end - begin).to(tl.float64)
     tl.store(out + tl.program_id(0).to(tl.int64) * width + column, mean.to(tl.float32), mask=inside)
+
+
+@triton.jit
+def gather_states(out, rows, states, width, BLOCK: tl.constexpr):
+    """out[t] = states[rows[t]], rounded to bfloat16: [T, width] and [L, width] float32, rows int32 [T].
+
+    Grid (T, width / BLOCK). Reads and writes each number once; no sums.
+    """
+    token = tl.program_id(0)
+    row = tl.load(rows + token).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    values = tl.load(states + row * width + column, mask=inside).to(tl.bfloat16)
+    tl.store(out + token.to(tl.int64) * width + column, values.to(tl.float32), mask=inside)

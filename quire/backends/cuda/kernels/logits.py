@@ -94,3 +94,15 @@ def count_tokens(seen, output_counts, slots, tokens, count, vocab, BLOCK: tl.con
     at += tl.load(tokens + entry, mask=inside, other=0)
     tl.store(seen + at, tl.full((BLOCK,), 1, tl.int8), mask=inside)
     tl.atomic_add(output_counts + at, 1, mask=inside, sem="relaxed")
+
+
+@triton.jit
+def fit_logits(out, logits, vocab, width, BLOCK: tl.constexpr):
+    """out [L, vocab] = logits [L, width], minus infinity for tokens beyond the width.
+
+    Both float32. Grid (L, vocab / BLOCK). Reads and writes each logit once.
+    """
+    row, token = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = token < vocab
+    x = tl.load(logits + row * width + token, mask=inside & (token < width), other=float("-inf"))
+    tl.store(out + row * vocab + token, x, mask=inside)

@@ -348,8 +348,8 @@ def choose_tokens(
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """tokens[s], faults[s] int32 = the token drawn from row rows[s] of logits [L, vocab], and its fault (of
-    FAULTS) or 0.
+    """tokens[s], faults[s] int32 = the token drawn from row rows[s] of logits [L, vocab], and 0, or 0 and
+    its fault (of FAULTS).
 
     The logits are those after steps 2 to 9 of the pipeline, tops and firsts [S, parts] what survey_logits
     found in them, and raw_tops in those before. By s: temperatures, top_ps, min_ps float64, top_ks int32 (0
@@ -392,4 +392,4 @@ def choose_tokens(
             token = _drawn_of_kept(kept, kept_ids, count, best, temperature, top_p, total, u, BLOCK)
         else:
             token = _drawn_of_all(sums, logits, vocab, parts, best, temperature, min_p, u, PARTS, BLOCK)
-    tl.store(tokens + row, token)
+    tl.store(tokens + row, tl.where(fault == 0, token, 0))

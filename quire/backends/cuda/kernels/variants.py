@@ -110,6 +110,7 @@ def _rows() -> Iterator[Variant]:
             yield Variant("gather_rows", types_of(gather, table=table), how)
         yield Variant("gather_int8_rows", types_of(packed, values="i8"), how)
         yield Variant("gather_int4_rows", types_of(packed, values="u8"), how)
+        yield Variant("gather_states", types_of("out:*fp32 rows:*i32 states:*fp32 width:i32"), how)
         yield Variant("pool_rows", types_of(pooled), how)
         for add, weight in ((False, True), (True, True), (False, False)):
             own = how | {"ADD": add, "WEIGHT": weight}
@@ -257,6 +258,8 @@ def _sampling() -> Iterator[Variant]:
     yield Variant("top_logprobs", types_of(top), block | {"MOST": MOST_LISTED}, warps=8)
     fed = "tokens:*i32 sampled:*i32 count:i32"
     yield Variant("feed_tokens", types_of(fed), {"BLOCK": LIST_BLOCK})
+    fitted = "out:*fp32 logits:*fp32 vocab:i32 width:i32"
+    yield Variant("fit_logits", types_of(fitted), block)
     placed = "out:*i32 places:*i32 values:*i32 count:i32"
     yield Variant("place_entries", types_of(placed), {"BLOCK": LIST_BLOCK})
 
