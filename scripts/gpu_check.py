@@ -944,6 +944,36 @@ def check_model(piece: Piece) -> None:
             streams.run(prompts(1, config["vocab_size"], (length,), 1), chunk)
             facts = {"tokens": length, "chunk": chunk, "tokens_per_s": length / streams.first_s}
             piece.found(what="prompt", weights=quantization or "bf16", first_token_s=streams.first_s, **facts)
+    for number in (1,) if piece.toy else (1, 64):
+        _drafting(piece, config, number)
+
+
+def _drafting(piece: Piece, config: dict[str, Any], number: int) -> None:
+    """Time the passes of a draft model of four layers, which propose four tokens after each step."""
+    own = config if piece.toy else config | {"num_hidden_layers": 4}
+    program, weights, nbytes = random_model(piece, own, None)
+    each, num_steps = 8, 3 if piece.toy else 24
+    capacity = Capacity([number * each] * len(program.cache_groups), BLOCK, "bfloat16", number)
+    draft = DraftModel(program, weights, 64 * number, BLOCK * each)
+    backend = CudaBackend(program, weights, piece.accelerator, capacity, draft)
+    text, took_s = list(range(3, 11)), []
+    for index in range(num_steps):
+        rows, admitted, granted = [], [], []
+        for slot in range(number):
+            rows.append(Row(slot, len(text) + index - 1, 1))
+            if index == 0:
+                rows[slot] = Row(slot, 0, len(text), tuple(text), True, 1)
+                admitted.append(Admission(slot, str(slot), slot, replace(ANY, seed=slot), (), len(text)))
+                granted.append(Grant(slot, 0, 0, tuple(range(slot * each, (slot + 1) * each))))
+        step = Step(index, tuple(rows), tuple(admitted), tuple(granted), num_proposed=4)
+        result = backend.launch(step).result()
+        took_s.append(result.draft_s)
+        proposed = [sum(len(draft.token_ids) for draft in row.drafts) for row in result.rows]
+        if proposed != [4] * number:
+            raise RuntimeError(f"{proposed} tokens were proposed, not 4 for each row")
+    middle_s = float(np.median(took_s[len(took_s) // 2 :]))
+    rate = 4 * nbytes / middle_s / 1e9  # each pass reads the weights
+    piece.found(what="four drafted tokens", streams=number, ms=middle_s * 1e3, gb_per_s=rate)
 
 
 def _decode(
