@@ -33,12 +33,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from quire.backends.cuda import kernels
-from quire.backends.cuda.kernels.coded_variants import constants_on
 from quire.backends.cuda.kernels.product_variants import tiles_on
 from quire.backends.cuda.kernels.variants import (
     ALIGNED,
     TARGETS,
     Variant,
+    constants_on,
     most_stack_bytes,
     stages_on,
     variants,

@@ -181,9 +181,15 @@ def random_numbers(rng: np.random.Generator, array: DeviceArray) -> bytes:
     return (scale * rng.standard_normal(array.shape)).astype(array.dtype).tobytes()
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("llama", "bfloat16"), ("gpt_oss", "int8")])
+@pytest.mark.parametrize(
+    ("name", "dtype", "kernel"),
+    [
+        *(("llama", "bfloat16", "attend_segments"), ("gpt_oss", "int8", "attend_segments")),
+        ("minicpm3", "bfloat16", "attend_latent_segments"),
+    ],
+)
 def test_segments_of_a_long_context_give_the_bits_of_one_program(
-    monkeypatch: pytest.MonkeyPatch, name: str, dtype: str
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, kernel: str
 ) -> None:
     """A step of one token over 2,500 positions launches segments, and one of two tokens does not."""
     program, asked = fuse(wide(name).program), list[str]()
@@ -193,14 +199,14 @@ def test_segments_of_a_long_context_give_the_bits_of_one_program(
     )
     paged, sequence = prefilled(program, dtype, 2500)
     apart = paged.step([(sequence, 1)])[0]
-    computed, listed = asked.count("attend_segments"), asked.count("list_segments")
+    computed, listed = asked.count(kernel), asked.count("list_segments")
     assert asked.count("merge_segments") == computed >= listed > 0
     assert name != "llama" or computed > listed == 1  # layers with the same segments have one list
     monkeypatch.setattr(segments, "LEAST", 1 << 30)
     paged, sequence = prefilled(program, dtype, 2500)
     asked.clear()
     assert same_bits(paged.step([(sequence, 1)])[0], apart)
-    assert "attend_segments" not in asked
+    assert kernel not in asked
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,9 @@ def _attend(own: _Layer, queries: Value) -> None:
     if by_segments:
         to.launches += to.segments.launches(
             shape,
+            "attend_segments",
             {**own.constants, "BLOCK_M": fewest},
+            own.padded,
             lambda step: (
                 q(step),
                 *own.cache,

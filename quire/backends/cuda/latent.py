@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.backends.cuda.accelerator import Argument, DeviceArray
+from quire.backends.cuda.accelerator import Argument, Constant, DeviceArray, Launch
 from quire.backends.cuda.attention import cache_kind
 from quire.backends.cuda.grouped import GroupedProducts, is_ordered
+from quire.backends.cuda.kernels.state_variants import LATENT_ROWS
 from quire.backends.cuda.kernels.variants import CACHES, LIST_BLOCK
 from quire.backends.cuda.launch_list import LaunchList, padded_dim
 from quire.backends.cuda.rounding import rounded_row
 from quire.backends.cuda.scratch import Part, carve, row_bytes
+from quire.backends.cuda.segments import NOTHING, SegmentShape
 from quire.backends.cuda.step_arrays import StepArrays
 from quire.program import ops
+from quire.quantize.groups import ceil_div
 
-_HEADS = 16  # of a program of attend_latent
+_FEW, _MANY = LATENT_ROWS
+_PROGRAMS = 128  # that leave no part of a GPU idle
 
 
 def by_head_parts(op: ops.LinearByHead, format: str) -> tuple[Part, Part, Part]:
@@ -85,15 +89,43 @@ def latent_attention(op: ops.LatentAttention, to: LaunchList) -> None:
         VALUE_DIM=padded,
         SCALED=scaled,
     )
-    to.add(
-        "attend_latent",
-        lambda step: (step.counts["T"], -(-heads // _HEADS), 1),
-        lambda step: (
-            *(out(step), q(step), q_rope(step), *arrays, *places(step)),
-            *(heads, rope, rank, to.block_size, op.scale),
-        ),
-        SCALED=scaled,
-        PRECISION=CACHES[kind],
-        ROPE=padded_dim(rope),
-        RANK=padded_dim(rank),
-    )
+    constants: dict[str, Constant] = {"SCALED": scaled, "PRECISION": CACHES[kind]}
+    constants |= {"ROPE": padded_dim(rope), "RANK": padded_dim(rank)}
+    tile_heads = ceil_div(heads, groups := ceil_div(heads, _FEW))
+    shape, by_segments = SegmentShape(table, 0, False, heads, groups, rank), CACHES[kind] == "bf16"
+    sizes = (heads, rope, rank, to.block_size, op.scale)
+
+    def attended(step: StepArrays) -> Launch:
+        if by_segments and to.segments.most(shape, step):
+            return NOTHING
+        block, of_tokens, of_heads = _tile(step, heads)
+        count = step.counts["T"]
+        args = (out(step), q(step), q_rope(step), *arrays, *places(step), count, of_tokens, of_heads, *sizes)
+        grid = (ceil_div(count, of_tokens), ceil_div(heads, of_heads), 1)
+        return Launch("attend_latent", grid, args, constants | {"BLOCK_M": block})
+
+    to.launches.append(attended)
+    if by_segments:
+        to.launches += to.segments.launches(
+            shape,
+            "attend_latent_segments",
+            constants | {"BLOCK_M": _FEW},
+            padded_dim(rank),
+            lambda step: (
+                *(q(step), q_rope(step), *arrays, *places(step)),
+                *(step.counts["T"], tile_heads, *sizes),
+            ),
+            lambda step: (out(step), to.none, 0),
+        )
+
+
+def _tile(step: StepArrays, heads: int) -> tuple[int, int, int]:
+    """Return the rows of a program of attend_latent, and how many tokens and heads it has.
+
+    Steps of one token for each row have programs of few rows, unless enough of many are left.
+    """
+    tokens, alone = step.counts["T"], step.num_rows == step.counts["T"]
+    many = tokens * ceil_div(heads, _MANY) >= _PROGRAMS if alone else True
+    block = _MANY if many else _FEW
+    of_heads = ceil_div(heads, ceil_div(heads, block))
+    return block, 1 if alone else block // of_heads, of_heads

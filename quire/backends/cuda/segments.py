@@ -29,7 +29,10 @@ _Args = Callable[[StepArrays], tuple[Argument, ...]]
 
 @dataclass(frozen=True, slots=True)
 class SegmentShape:
-    """Sizes that the segments of an attention depend on, besides positions; without a window it is 0."""
+    """Sizes that the segments of an attention depend on, besides positions; without a window it is 0.
+
+    A program has the heads of one of `groups`.
+    """
 
     table: int  # its cache group
     window: int
@@ -70,12 +73,18 @@ class Segments:
         return most if few and fits and most >= LEAST else 0
 
     def launches(
-        self, shape: SegmentShape, constants: dict[str, Constant], attended: _Args, merged: _Args
+        self,
+        shape: SegmentShape,
+        kernel: str,
+        constants: dict[str, Constant],
+        padded: int,
+        attended: _Args,
+        merged: _Args,
     ) -> list[Callable[[StepArrays], Launch]]:
         """Return the launches of an attention: its list, unless it is there already, segments, their sums.
 
-        `attended` are the arguments of attend_segments from q on; `merged` are the result, sinks, and whether
-        there are any.
+        `attended` are the arguments from q on of `kernel`, which computes segments of values with `padded`
+        numbers; `merged` are the result, sinks, and whether there are any.
         """
         if self._held is None:
             self._held = self._memory.allocate(MEMORY_BYTES)
@@ -90,14 +99,14 @@ class Segments:
             firsts, items, partial, stats = _arrays(memory, shape)
             programs = min(step.counts["T"] * self.most(shape, step), -(-4 * _PROGRAMS // shape.groups))
             args = (partial, stats, items, firsts, *attended(step))
-            return Launch("attend_segments", (programs, shape.groups, 1), args, constants)
+            return Launch(kernel, (programs, shape.groups, 1), args, constants)
 
         def summed(step: StepArrays) -> Launch:
             firsts, _, partial, stats = _arrays(memory, shape)
             out, sinks, has_sinks = merged(step)
             args = (out, partial, stats, firsts, sinks, shape.heads, shape.value_dim, has_sinks)
             grid = (step.counts["T"], shape.heads, 1)
-            return Launch("merge_segments", grid, args, {"VALUE_DIM": constants["VALUE_DIM"]})
+            return Launch("merge_segments", grid, args, {"VALUE_DIM": padded})
 
         found = [computed, summed] if self._listed == shape else [listed, computed, summed]
         self._listed = shape

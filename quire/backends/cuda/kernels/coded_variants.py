@@ -37,8 +37,8 @@ def coded_tile(rows: int, kind: CodedKind) -> Constants:
     return _TILES[size_of(rows), _family(kind)][0]
 
 
-def constants_on(variant: Variant, target: str) -> Constants:
-    """Return constants that a target has beside those of a variant, which change no result.
+def coded_constants_on(variant: Variant, target: str) -> Constants:
+    """Return constants that a target has beside those of a product with codes.
 
     A step of the loop over units of 16 has so many groups of inputs that their scales fit the registers.
     Without instructions of a group of warps, the products take registers, too.

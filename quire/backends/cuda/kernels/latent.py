@@ -1,24 +1,25 @@
 """Attention over cached latents, which all heads share (ops.LatentAttention), and lists of pairs by head.
 
-Partitions are those of attention.py: 64 positions from position 0 on, each a step of a running softmax. A
-program has one token and sixteen of its heads, so its sums depend on the token's position alone.
+Partitions, segments and their sums are those of attention.py. So the sums of a token depend on its position
+alone, whether a program computes all segments of its rows (`attend_latent`) or one segment each
+(`attend_latent_segments`, then `merge_segments`). A row is a pair of a token and a head.
 """
 
 # mypy: ignore-errors
 import triton
 import triton.language as tl
 
-PARTITION = tl.constexpr(64)
+from quire.backends.cuda.kernels.attention import (
+    PARTITION,
+    SEGMENT,
+    _dot,
+    _finite,
+    _merge,
+    _narrow,
+    _sums,
+)
+
 _LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def _multiply(a, b, PRECISION: tl.constexpr):
-    """Return a b, in bfloat16 or in float32."""
-    if PRECISION == "bf16":
-        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
-    else:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
 
 
 @triton.jit
@@ -34,6 +35,74 @@ def list_by_head(order, offsets, tokens, heads, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _queries(q, q_rope, row, inside, sizes, PRECISION: tl.constexpr, ROPE: tl.constexpr, RANK: tl.constexpr):
+    """Return the queries of rows: those that meet latents, and those that meet their rotated parts."""
+    dim, value_dim = sizes
+    d, e = tl.arange(0, ROPE), tl.arange(0, RANK)
+    at = row[:, None] * value_dim + e[None, :]
+    of_c = tl.load(q + at, mask=inside[:, None] & (e < value_dim)[None, :], other=0.0)
+    at = row[:, None] * dim + d[None, :]
+    of_r = tl.load(q_rope + at, mask=inside[:, None] & (d < dim)[None, :], other=0.0)
+    return _narrow(of_c, PRECISION), _narrow(of_r, PRECISION)
+
+
+@triton.jit
+def _segment(
+    queries,
+    segment,
+    newest,
+    places,
+    cache,
+    sizes,
+    scale,
+    SCALED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROPE: tl.constexpr,
+    RANK: tl.constexpr,
+):
+    """Return peak, total and mixed of a segment. newest [rows] are the last positions that rows see, or -1.
+
+    places = (table of the row, block size), cache = (ropes, latents, their scales).
+    """
+    of_c, of_r = queries
+    table, block_size = places
+    ropes, latents, rope_scales, latent_scales = cache
+    dim, value_dim = sizes
+    rows: tl.constexpr = of_c.shape[0]
+    last = tl.max(newest, 0)
+    d, e = tl.arange(0, ROPE), tl.arange(0, RANK)
+    peak, total = tl.full((rows,), float("-inf"), tl.float32), tl.zeros((rows,), tl.float32)
+    mixed = tl.zeros((rows, RANK), tl.float32)
+    for start in range(segment * SEGMENT, tl.minimum(segment * SEGMENT + SEGMENT, last + 1), PARTITION):
+        at = start + tl.arange(0, PARTITION)
+        held = at <= last
+        block = tl.load(table + at // block_size, mask=held, other=0)
+        place = (block * block_size + at % block_size).to(tl.int64)
+        c_in, r_in = held[:, None] & (e < value_dim)[None, :], held[:, None] & (d < dim)[None, :]
+        c = _narrow(tl.load(latents + place[:, None] * value_dim + e[None, :], mask=c_in, other=0), PRECISION)
+        r = _narrow(tl.load(ropes + place[:, None] * dim + d[None, :], mask=r_in, other=0), PRECISION)
+        scores, turned = _dot(of_c, tl.trans(c), PRECISION), _dot(of_r, tl.trans(r), PRECISION)
+        if SCALED:
+            latent_scale = tl.load(latent_scales + place, mask=held, other=0.0)[None, :]
+            scores *= latent_scale
+            turned *= tl.load(rope_scales + place, mask=held, other=0.0)[None, :]
+        scores = (scores + turned) * scale * _LOG2_E
+        scores = tl.where(at[None, :] <= newest[:, None], scores, float("-inf"))
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        weights = tl.exp2(scores - _finite(higher)[:, None])
+        keep = tl.exp2(peak - _finite(higher))
+        total = total * keep + _sums(weights, PRECISION)
+        if SCALED:
+            weights *= latent_scale
+        if SCALED and rows < 64:  # both products take them from registers, in which they lie in other ways
+            again = latents + place[:, None] * value_dim + e[None, :]
+            c = _narrow(tl.load(again, mask=c_in, other=0, eviction_policy="evict_first"), PRECISION)
+        mixed = mixed * keep[:, None] + _dot(_narrow(weights, PRECISION), c, PRECISION)
+        peak = higher
+    return peak, total, mixed
+
+
+@triton.jit
 def attend_latent(
     out,
     q,
@@ -46,6 +115,9 @@ def attend_latent(
     token_rows,
     tables,
     table_stride,
+    tokens,
+    tile_tokens,
+    tile_heads,
     heads,
     dim,
     value_dim,
@@ -53,49 +125,109 @@ def attend_latent(
     scale,
     SCALED: tl.constexpr,
     PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     ROPE: tl.constexpr,
     RANK: tl.constexpr,
+    AT_ONCE: tl.constexpr = 64,
 ):
     """out [T, heads, value_dim] = softmax(scale (q C^T + q_rope R^T)) C, as ops.LatentAttention.
 
     q [T, heads, value_dim], q_rope [T, heads, dim]; the cache is as in write_kv, with R as keys and C as
-    values of one head, and has the step's tokens. Grid (T, heads / 16). Reads what a token sees once for each
-    sixteen heads; 4 * value_dim + 2 * dim operations a head and position.
+    values of one head, and has the step's tokens. A program has tile_heads heads of tile_tokens tokens,
+    BLOCK_M rows at most, of which it computes AT_ONCE together. Grid (T / tile_tokens, heads / tile_heads).
+    Reads what its tokens see once for these; 4 * value_dim + 2 * dim operations a row and position.
     """
-    token = tl.program_id(0).to(tl.int64)
-    head, s = tl.program_id(1) * 16 + tl.arange(0, 16), tl.arange(0, PARTITION)
-    d, e = tl.arange(0, ROPE), tl.arange(0, RANK)
-    d_in, e_in, inside = d < dim, e < value_dim, head < heads
-    own = token * heads + head
-    value_at = own[:, None] * value_dim + e[None, :]
-    of_c = tl.load(q + value_at, mask=inside[:, None] & e_in[None, :], other=0.0)
-    rope_at = own[:, None] * dim + d[None, :]
-    of_r = tl.load(q_rope + rope_at, mask=inside[:, None] & d_in[None, :], other=0.0)
-    position = tl.load(positions + token)
-    table = tables + tl.load(token_rows + token).to(tl.int64) * table_stride
-    peak, total = tl.full((16,), float("-inf"), tl.float32), tl.zeros((16,), tl.float32)
-    mixed = tl.zeros((16, RANK), tl.float32)
-    for start in range(0, position + 1, PARTITION):
-        at = start + s
-        held = at <= position
-        block = tl.load(table + at // block_size, mask=held, other=0).to(tl.int64)
-        place = block * block_size + at % block_size
-        c = tl.load(
-            latents + place[:, None] * value_dim + e[None, :], mask=held[:, None] & e_in[None, :], other=0
+    rows: tl.constexpr = AT_ONCE if AT_ONCE < BLOCK_M else BLOCK_M
+    e = tl.arange(0, RANK)
+    for part in range(BLOCK_M // rows):
+        lane = part * rows + tl.arange(0, rows)
+        token = tl.program_id(0) * tile_tokens + lane // tile_heads
+        head = tl.program_id(1) * tile_heads + lane % tile_heads
+        inside = (token < tokens) & (lane < tile_tokens * tile_heads) & (head < heads)
+        own = token.to(tl.int64) * heads + head
+        queries = _queries(q, q_rope, own, inside, (dim, value_dim), PRECISION, ROPE, RANK)
+        position = tl.load(positions + token, mask=inside, other=-1)
+        row = tl.load(token_rows + token, mask=inside, other=-1)
+        peak, total = tl.full((rows,), float("-inf"), tl.float32), tl.zeros((rows,), tl.float32)
+        mixed = tl.zeros((rows, RANK), tl.float32)
+        first_row = tl.min(tl.where(inside, row, 2147483647), 0)
+        for this in range(first_row, tl.max(row, 0) + 1):
+            newest = tl.where(row == this, position, -1)
+            for segment in range(tl.max(newest, 0) // SEGMENT + 1):
+                found = _segment(
+                    queries,
+                    segment,
+                    newest,
+                    (tables + this * table_stride, block_size),
+                    (ropes, latents, rope_scales, latent_scales),
+                    (dim, value_dim),
+                    scale,
+                    SCALED,
+                    PRECISION,
+                    ROPE,
+                    RANK,
+                )
+                peak, total, mixed = _merge(peak, total, mixed, found[0], found[1], found[2])
+        mixed = tl.div_rn(mixed, tl.where(total == 0, 1.0, total)[:, None])
+        at = out + own[:, None] * value_dim + e[None, :]
+        tl.store(at, mixed, mask=inside[:, None] & (e < value_dim)[None, :])
+
+
+@triton.jit
+def attend_latent_segments(
+    partial,
+    stats,
+    items,
+    firsts,
+    q,
+    q_rope,
+    ropes,
+    latents,
+    rope_scales,
+    latent_scales,
+    positions,
+    token_rows,
+    tables,
+    table_stride,
+    tokens,
+    tile_heads,
+    heads,
+    dim,
+    value_dim,
+    block_size,
+    scale,
+    SCALED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    ROPE: tl.constexpr,
+    RANK: tl.constexpr,
+):
+    """Compute each listed segment: partial [items, heads, value_dim] and stats [items, heads, 2] float32.
+
+    As `attend_segments`, with arguments as in `attend_latent`. Grid (any number, heads / tile_heads). Reads
+    the segment's latents once for each tile of heads.
+    """
+    lane, e = tl.arange(0, BLOCK_M), tl.arange(0, RANK)
+    head = tl.program_id(1) * tile_heads + lane
+    inside = (lane < tile_heads) & (head < heads)
+    for item in range(tl.program_id(0), tl.load(firsts + tokens), tl.num_programs(0)):
+        token, segment = tl.load(items + 2 * item).to(tl.int64), tl.load(items + 2 * item + 1)
+        queries = _queries(q, q_rope, token * heads + head, inside, (dim, value_dim), PRECISION, ROPE, RANK)
+        peak, total, mixed = _segment(
+            queries,
+            segment,
+            tl.load(positions + token) + tl.zeros((BLOCK_M,), tl.int32),
+            (tables + tl.load(token_rows + token).to(tl.int64) * table_stride, block_size),
+            (ropes, latents, rope_scales, latent_scales),
+            (dim, value_dim),
+            scale,
+            SCALED,
+            PRECISION,
+            ROPE,
+            RANK,
         )
-        r = tl.load(ropes + place[:, None] * dim + d[None, :], mask=held[:, None] & d_in[None, :], other=0)
-        scores, turned = _multiply(of_c, tl.trans(c), PRECISION), _multiply(of_r, tl.trans(r), PRECISION)
-        if SCALED:
-            latent_scale = tl.load(latent_scales + place, mask=held, other=0.0)[None, :]
-            scores *= latent_scale
-            turned *= tl.load(rope_scales + place, mask=held, other=0.0)[None, :]
-        scores = tl.where(held[None, :], (scores + turned) * scale * _LOG2_E, float("-inf"))
-        higher = tl.maximum(peak, tl.max(scores, 1))
-        finite = tl.where(higher == float("-inf"), 0.0, higher)
-        weights, keep = tl.exp2(scores - finite[:, None]), tl.exp2(peak - finite)
-        total = total * keep + tl.sum(weights, 1)
-        if SCALED:
-            weights *= latent_scale
-        mixed = mixed * keep[:, None] + _multiply(weights, c, PRECISION)
-        peak = higher
-    tl.store(out + value_at, tl.div_rn(mixed, total[:, None]), mask=inside[:, None] & e_in[None, :])
+        at = (item + tl.zeros_like(head).to(tl.int64)) * heads + head
+        tl.store(stats + 2 * at, peak, mask=inside)
+        tl.store(stats + 2 * at + 1, total, mask=inside)
+        to = partial + at[:, None] * value_dim + e[None, :]
+        tl.store(to, mixed, mask=inside[:, None] & (e < value_dim)[None, :])

@@ -10,6 +10,14 @@ from quire.backends.cuda.kernels.variant import Variant, types_of
 STATE_BLOCK = 256  # of kernels that copy what slots keep, and of convolutions
 KEY_DIMS = (64, 128, 256)  # to which keys of matrix states are padded
 VALUE_BLOCK = 32  # columns of a matrix state that a program has
+LATENT_ROWS = (16, 64)  # of a program of attention over latents: pairs of a token and a head
+
+
+def latents_at_once(variant: Variant, target: str) -> int:
+    """Return how many rows of a program of attend_latent are computed together: as many as memory is for."""
+    rows, rank = variant.constants["BLOCK_M"], variant.constants["RANK"]
+    narrow = target in ("sm_89", "sm_120") or (target == "sm_80" and rank == 512)
+    return min(rows, LATENT_ROWS[0]) if narrow and rank > 64 else rows
 
 
 def state_variants() -> Iterator[Variant]:
@@ -40,12 +48,16 @@ def state_variants() -> Iterator[Variant]:
     yield Variant("list_by_head", types_of("order:*i32 offsets:*i32 tokens:i32 heads:i32"), {"BLOCK": 128})
     for kv, rank in product(("bf16", "i8"), (64, 256, 512)):
         cache = f"q:*fp32 q_rope:*fp32 ropes:*{kv} latents:*{kv} rope_scales:*fp32 latent_scales:*fp32"
-        where = "positions:*i32 token_rows:*i32 tables:*i32 table_stride:i32"
-        sizes = "heads:i32 dim:i32 value_dim:i32 block_size:i32 scale:fp32"
+        where = "positions:*i32 token_rows:*i32 tables:*i32 table_stride:i32 tokens:i32"
+        sizes = "tile_heads:i32 heads:i32 dim:i32 value_dim:i32 block_size:i32 scale:fp32"
         how = {"SCALED": kv == "i8", "PRECISION": "bf16", "ROPE": 64, "RANK": rank}
-        yield Variant(
-            "attend_latent", types_of(f"out:*fp32 {cache} {where} {sizes}"), how, 4 if rank < 512 else 8
-        )
+        few, many = ({"BLOCK_M": rows} for rows in LATENT_ROWS)
+        warps = 8 if rank == 512 or (rank == 256 and kv == "i8") else 4
+        types = types_of(f"out:*fp32 {cache} {where} tile_tokens:i32 {sizes}")
+        yield Variant("attend_latent", types, how | few, warps, stages=5)
+        yield Variant("attend_latent", types, how | many, 4 if rank == 64 else 8)
+        types = types_of(f"partial:*fp32 stats:*fp32 items:*i32 firsts:*i32 {cache} {where} {sizes}")
+        yield Variant("attend_latent_segments", types, how | few, warps, stages=5)
     kept = f"ring:*fp32 kept:*fp32 {of_tokens.format('later')}"
     yield Variant("keep_inputs", types_of(f"{kept} layer:i32 num_slots:i32 width:i32 history:i32"), block)
     states = "borders:*fp32 ring:*fp32 snapshot_borders:*fp32 snapshot_ring:*fp32"

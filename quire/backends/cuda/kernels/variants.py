@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from quire.backends.cuda.kernels.coded_variants import coded_variants
+from quire.backends.cuda.kernels.coded_variants import coded_constants_on, coded_variants
 from quire.backends.cuda.kernels.image_variants import image_variants
 from quire.backends.cuda.kernels.product_variants import (
     FLOATS,
@@ -17,7 +17,7 @@ from quire.backends.cuda.kernels.product_variants import (
     grouped_variants,
     product_variants,
 )
-from quire.backends.cuda.kernels.state_variants import state_variants
+from quire.backends.cuda.kernels.state_variants import latents_at_once, state_variants
 from quire.backends.cuda.kernels.variant import (
     MOST_EXPERTS,
     ROW_BLOCKS,
@@ -48,10 +48,23 @@ def attention_rows(decode: bool, cache: str, dim: int) -> int:
     return 16 if decode or cache == "fp32" or dim > 256 else 64
 
 
+def constants_on(variant: Variant, target: str) -> Constants:
+    """Return constants that a target has beside those of a variant, which change no result."""
+    if variant.kernel == "attend_latent":
+        together = latents_at_once(variant, target)
+        return {} if together == variant.constants["BLOCK_M"] else {"AT_ONCE": together}
+    return coded_constants_on(variant, target)
+
+
 def stages_on(variant: Variant, target: str) -> int:
     """Return how many loads are in flight: fewer where a block has 99 KiB of shared memory at most."""
+    latents = variant.kernel.startswith("attend_latent") and variant.constants["RANK"] == 512
+    if latents and target == "sm_80" and not variant.constants["SCALED"]:  # it has 163 KiB
+        return 3
     if target not in ("sm_89", "sm_120"):
         return variant.stages
+    if latents:
+        return 3
     if variant.kernel.endswith("product") and variant.types.get("x") == "*bf16":
         how, weights = variant.constants, 2 if "gated" in variant.kernel else 1
         stage_bytes = (how["BLOCK_M"] + weights * how["BLOCK_N"]) * how["BLOCK_K"] * 2
@@ -73,6 +86,8 @@ def most_stack_bytes(variant: Variant, target: str) -> int:
     Weights of other formats have sums of floats beside their integers. Wide gated products apply the
     activation to 64 sums of a thread, after their loop.
     """
+    if variant.kernel == "attend_latent" and variant.constants["BLOCK_M"] > 16:
+        return 1300
     if variant.kernel.startswith("attend"):
         return 640
     if variant.kernel == "recurrence":  # all that a program knows is in its registers
