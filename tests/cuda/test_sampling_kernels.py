@@ -122,36 +122,48 @@ def test_faults() -> None:
         assert found.value.failure == FAULTS[faults[row]]
 
 
-def test_logprobs_and_ranks() -> None:
-    logits, chosen_ids = logits_of(4, 3), np.array([0, 7, 299], np.int32)
+def listed(logits: np.ndarray, rows: np.ndarray, tokens: np.ndarray, k: int = 0) -> Any:
+    """Return log-probabilities, ranks and faults of tokens, and the first k of the ranking with theirs."""
+    count, most = len(rows), 32
+    tops, firsts = np.empty((count, PARTS), np.float32), np.empty((count, PARTS), np.int32)
+    args: list[Any] = [tops, firsts, logits, rows, VOCAB]
+    interpreter.run(sampling.survey_logits, (count, PARTS), args, {"BLOCK": BLOCK})
+    sums, before = np.full((count, PARTS), np.nan), np.full((count, PARTS), -1, np.int32)
+    found, how = [sums, before, tops, firsts, tokens, logits, rows, VOCAB, PARTS], {"PARTS": 16}
+    interpreter.run(logprobs.rank_logits, (count, PARTS), found, how | {"BLOCK": BLOCK})
+    own = np.empty(count, np.float32), np.empty(count, np.int32), np.full(count, -9, np.int32)
+    log_sums = np.empty((count, 2), np.float64)
+    interpreter.run(logprobs.token_logprobs, (count,), [*own, log_sums, *found], how)
+    top, ids = np.empty((count, most), np.float32), np.empty((count, most), np.int32)
+    if k:
+        scratch = [np.empty((count, VOCAB), np.float32), np.empty((count, VOCAB), np.int32)]
+        args = [top, ids, log_sums, tops, logits, rows, *scratch, VOCAB, PARTS, k]
+        interpreter.run(logprobs.top_logprobs, (count,), args, how | {"BLOCK": BLOCK, "MOST": most})
+    return (*own, top[:, :k], ids[:, :k])
+
+
+@pytest.mark.parametrize("k", [1, 9, 20])
+def test_logprobs_and_ranks(k: int) -> None:
+    """More of the likely ones than there are parts, and fewer; of a row with many equal logits, too."""
+    logits, chosen_ids = logits_of(4, 4), np.array([0, 7, 299, 40], np.int32)
     logits[1, 20:] = -np.inf
-    given, rows = np.ascontiguousarray(logits[[2, 0, 1]]), np.array([1, 2, 0], np.int32)
-    faults = np.full(3, -9, np.int32)
-    found, ranks = np.empty(3, np.float32), np.empty(3, np.int32)
-    log_sums, k, most = np.empty((3, 2), np.float64), 20, 32
-    args = [found, ranks, faults, log_sums, chosen_ids, given, rows, VOCAB]
-    interpreter.run(logprobs.token_logprobs, (3,), args, {"BLOCK": 128})
-    top, ids = np.empty((3, most), np.float32), np.empty((3, most), np.int32)
-    scratch = [np.empty((3, most), np.float32), np.empty((3, most), np.int32)]
-    args = [top, ids, log_sums, given, rows, *scratch, VOCAB, k]
-    interpreter.run(logprobs.top_logprobs, (3,), args, {"BLOCK": 128, "MOST": most})
-    assert faults.tolist() == [0, 0, 0]
+    logits[3] = np.minimum(logits[3], 1)
+    given, rows = np.ascontiguousarray(logits[[2, 0, 1, 3]]), np.array([1, 2, 0, 3], np.int32)
+    found, ranks, faults, top, ids = listed(given, rows, chosen_ids, k)
+    assert faults.tolist() == [0, 0, 0, 0]
     for row, token in enumerate(chosen_ids.tolist()):
         first, *others = position_logprobs(logits[row], token, k)
         assert (first.token_id, first.rank) == (token, ranks[row])
         assert np.isclose(found[row], first.logprob, rtol=1e-7)
-        assert ids[row, :k].tolist() == [other.token_id for other in others]
-        assert np.allclose(top[row, :k], [other.logprob for other in others], rtol=1e-7)
+        assert ids[row].tolist() == [other.token_id for other in others]
+        assert np.allclose(top[row], [other.logprob for other in others], rtol=1e-7)
 
 
 def test_rows_without_log_probabilities_have_their_faults() -> None:
-    logits = logits_of(4, 4)
-    logits[0], logits[1, 9], logits[2, 9] = -np.inf, np.nan, np.inf
-    found, ranks, faults = np.empty(4, np.float32), np.empty(4, np.int32), np.full(4, -9, np.int32)
-    rows, tokens = np.arange(4, dtype=np.int32), np.zeros(4, np.int32)
-    args = [found, ranks, faults, np.empty((4, 2), np.float64), tokens, logits, rows, VOCAB]
-    interpreter.run(logprobs.token_logprobs, (4,), args, {"BLOCK": 128})
-    assert faults.tolist() == [1, 2, 3, 0]
+    logits = logits_of(4, 5)
+    logits[0], logits[1, 9], logits[2, 9], logits[4] = -np.inf, np.nan, np.inf, np.nan
+    faults = listed(logits, np.arange(5, dtype=np.int32), np.zeros(5, np.int32), 20)[2]
+    assert faults.tolist() == [1, 2, 3, 0, 2]
 
 
 def test_a_step_takes_tokens_of_the_one_before() -> None:

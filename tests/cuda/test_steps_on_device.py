@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -106,6 +107,17 @@ def test_every_parameter_is_sampled_as_on_the_host(model: str, lazy: None, wante
             assert one == wanted[name]
         else:
             assert one == found[name], name
+
+
+def test_prompts_whose_log_probabilities_take_several_launches(
+    model: str, lazy: None, wanted: Found, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.backends.cuda.sampler.MOST_DRAWS", 4)
+    llm = make(model, "cuda-interpreted")
+    backend: Any = llm.engine.runner._backend  # type: ignore[attr-defined]
+    same(ask(llm, ["log-probabilities", "chosen ones"]), wanted)
+    ofs = Counter((launch.kernel, launch.grid[0]) for launch in backend._accelerator.launches)
+    assert min(ofs["top_logprobs", 4], ofs["token_logprobs", 4]) > 2
 
 
 def test_alone_and_after_preemption(model: str, lazy: None, wanted: Found) -> None:

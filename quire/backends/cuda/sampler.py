@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,11 +22,23 @@ _INT, _FLOAT, _DOUBLE = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.fl
 # Bytes by number of the vocabulary: of a draw, edited logits and two arrays of candidates; of a slot, what it
 # has seen, and how often.
 _DRAW_BYTES, _SLOT_BYTES = 3 * 4, 1 + 4
-_PART_BYTES = 3 * 4 + 8  # of a draw, by block of logits: the greatest, raw and edited, its token, a sum
+_PART_BYTES = (
+    4 * 4 + 8
+)  # of a draw, by block of logits: the greatest, raw and edited, its token, a count, a sum
 _UPLOADED_BYTES = 128  # of a draw: its parameters, without what it lists
-_LISTED_BYTES = 4 * (3 + 2 * MOST_LISTED) + 16 + 8 * MOST_LISTED  # results and scratch of a position
+_LISTED_BYTES = 4 * (3 + 2 * MOST_LISTED) + 16  # results and scratch of a position
 
 Arrays = Mapping[str, DeviceArray]
+
+
+class _Surveyed(NamedTuple):
+    """Scratch memory for rows of logits: [rows, vocab], then what there is of each block of them."""
+
+    kept: DeviceArray
+    kept_ids: DeviceArray
+    tops: DeviceArray  # the greatest logit
+    firsts: DeviceArray  # its first token
+    sums: DeviceArray
 
 
 def sampling_bytes(vocab_size: int, num_logits: int) -> int:
@@ -85,7 +97,7 @@ class DeviceSampler:
     def __init__(self, accelerator: Accelerator, num_slots: int, vocab_size: int) -> None:
         self._accelerator = accelerator
         self._spare = num_slots  # the row of counts, and the place of tokens, that nobody reads
-        self._vocab = vocab_size
+        self._vocab, self._parts = vocab_size, ceil_div(vocab_size, SAMPLING_BLOCK)
         drawn = (MAX_DRAFTED + 1) * (num_slots + 1)
         self._drawn = accelerator.allocate(4 * drawn).part(0, (drawn,), _INT)
         self._numbers = accelerator.allocate(4 * MOST_DRAWS).part(0, (MOST_DRAWS,), _INT)
@@ -168,8 +180,12 @@ class DeviceSampler:
             self._draw(group, {name: next(uploaded) for name in names}, logits, results)
         args = (self._drawn, placed, results["tokens"], draws.num_tokens)
         self._over_list("place_entries", args, draws.num_tokens)
-        if draws.scored:
-            self._list(draws.first_scored, scored_rows, scored_ids, logits, results)
+        for begin in range(0, len(draws.scored), MOST_DRAWS):
+            count = min(MOST_DRAWS, len(draws.scored) - begin)
+            rows, ids = (one.rows(begin, count) for one in (scored_rows, scored_ids))
+            surveyed = _Surveyed(*self._scratch.arrays(self._surveyed(count)))
+            self._survey(surveyed, logits, rows)
+            self._list(draws.first_scored + begin, rows, ids, logits, results, surveyed)
         return self._accelerator.fetch(memory.part(0, (memory.num_bytes // 4,), _INT))
 
     def _fit(self, logits: DeviceArray) -> DeviceArray:
@@ -182,21 +198,18 @@ class DeviceSampler:
 
     def _draw(self, group: DrawGroup, own: Arrays, logits: DeviceArray, results: Arrays) -> None:
         """Launch the draws of a group."""
-        count, vocab, rows, raw = len(group.draws), self._vocab, own["rows"], logits
-        parts = ceil_div(vocab, SAMPLING_BLOCK)
-        shapes: list[tuple[tuple[int, ...], np.dtype[Any]]] = [
-            *(((count, vocab), _FLOAT), ((count, vocab), _INT)),
-            *(((count, parts), _FLOAT), ((count, parts), _INT), ((count, parts), _DOUBLE)),
-        ]
+        count, vocab, parts, rows, raw = len(group.draws), self._vocab, self._parts, own["rows"], logits
+        shapes = self._surveyed(count)
         more = [shapes[0], shapes[2]] if group.edited else []
-        kept, kept_ids, tops, firsts, sums, *edited = self._scratch.arrays([*shapes, *more])
-        raw_tops = tops
-        self._launch("survey_logits", (count, parts, 1), (tops, firsts, logits, rows, vocab))
+        arrays = self._scratch.arrays([*shapes, *more])
+        surveyed, edited = _Surveyed(*arrays[: len(shapes)]), arrays[len(shapes) :]
+        self._survey(surveyed, logits, rows)
+        kept, kept_ids, tops, firsts, sums = surveyed
         if edited:
             changed, tops = edited
             self._edit(group, own, changed, logits)
             logits, rows = changed, self._numbers
-            self._launch("survey_logits", (count, parts, 1), (tops, firsts, logits, rows, vocab))
+            self._survey(surveyed._replace(tops=tops), logits, rows)
         tokens, faults = (results[name].rows(group.first, count) for name in ("tokens", "faults"))
         limits = [own[name] for name in ("temperatures", "top_ks", "top_ps", "min_ps")]
         random = [own[name] for name in ("seeds", "sequences", "positions")]
@@ -204,12 +217,22 @@ class DeviceSampler:
         args: tuple[Argument, ...] = (sums, *found, own["temperatures"], own["min_ps"], vocab, parts)
         if any(draw.sampling.params.temperature > 0 for draw in group.draws):
             self._launch("weigh_logits", (count, parts, 1), args, how)
-        args = (tokens, faults, raw_tops, *found, *limits, *random, sums, kept, kept_ids, vocab, parts)
+        args = (tokens, faults, surveyed.tops, *found, *limits, *random, sums, kept, kept_ids, vocab, parts)
         self._launch("choose_tokens", (count, 1, 1), args, how)
         if group.edited and any(draw.sampling.penalizes for draw in group.draws):
             self._count(own["counted"], tokens, count)
         if group.listed:
-            self._list(group.first_listed, own["rows"], tokens, raw, results)
+            self._list(group.first_listed, own["rows"], tokens, raw, results, surveyed)
+
+    def _surveyed(self, count: int) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Return the shapes and types of scratch memory for so many rows, as _Surveyed has them."""
+        whole, parts = (count, self._vocab), (count, self._parts)
+        return [(whole, _FLOAT), (whole, _INT), (parts, _FLOAT), (parts, _INT), (parts, _DOUBLE)]
+
+    def _survey(self, to: _Surveyed, logits: DeviceArray, rows: DeviceArray) -> None:
+        """Launch the search for the greatest logits of the first of these rows."""
+        args = (to.tops, to.firsts, logits, rows, self._vocab)
+        self._launch("survey_logits", (to.tops.shape[0], self._parts, 1), args)
 
     def _edit(self, group: DrawGroup, own: Arrays, out: DeviceArray, logits: DeviceArray) -> None:
         """Launch steps 2 to 9 of docs/sampling.md for a group, from logits to `out`."""
@@ -227,24 +250,48 @@ class DeviceSampler:
             self._launch("penalize_logits", grid, (out, own["slots"], *self._penalties(), *how, vocab))
 
     def _list(
-        self, first: int, rows: DeviceArray, tokens: DeviceArray, logits: DeviceArray, results: Arrays
+        self,
+        first: int,
+        rows: DeviceArray,
+        tokens: DeviceArray,
+        logits: DeviceArray,
+        results: Arrays,
+        surveyed: _Surveyed,
     ) -> None:
-        """Launch log-probabilities of tokens, and the most likely ones, as results from `first` on."""
-        count, vocab = rows.shape[0], self._vocab
+        """Launch log-probabilities of tokens, and the most likely ones, as results from `first` on.
+
+        `surveyed` are at most MOST_DRAWS rows; only the greatest logits of parts are still needed.
+        """
+        count, vocab, parts = rows.shape[0], self._vocab, self._parts
         names = ("logprobs", "ranks", "listed_faults", "top_logprobs", "top_tokens")
         logprobs, ranks, faults, top_logprobs, top_tokens = (
             results[name].rows(first, count) for name in names
         )
-        kept = (count, MOST_LISTED)
-        sums, *scratch = self._listing.arrays(
-            [((count, 2), np.dtype(np.float64)), (kept, _FLOAT), (kept, _INT)]
+        kept, kept_ids, tops, firsts, sums = surveyed
+        log_sums, before = self._listing.arrays([((count, 2), _DOUBLE), ((count, parts), _INT)])
+        how, found = (
+            {"PARTS": SURVEYED_PARTS},
+            (sums, before, tops, firsts, tokens, logits, rows, vocab, parts),
         )
-        args: tuple[Argument, ...] = (logprobs, ranks, faults, sums, tokens, logits, rows, vocab)
-        self._launch("token_logprobs", (count, 1, 1), args)
+        self._launch("rank_logits", (count, parts, 1), found, how)
+        args: tuple[Argument, ...] = (logprobs, ranks, faults, log_sums, *found)
+        self._accelerator.launch(Launch("token_logprobs", (count, 1, 1), args, how))
         if top_tokens.num_bytes:
-            how = {"MOST": MOST_LISTED}
-            args = (top_logprobs, top_tokens, sums, logits, rows, *scratch, vocab, min(MOST_LISTED, vocab))
-            self._launch("top_logprobs", (count, 1, 1), args, how)
+            most = min(MOST_LISTED, vocab)
+            args = (
+                top_logprobs,
+                top_tokens,
+                log_sums,
+                tops,
+                logits,
+                rows,
+                kept,
+                kept_ids,
+                vocab,
+                parts,
+                most,
+            )
+            self._launch("top_logprobs", (count, 1, 1), args, how | {"MOST": MOST_LISTED})
 
     def _launch(
         self, kernel: str, grid: Grid, args: tuple[Argument, ...], more: Mapping[str, Constant] | None = None

@@ -31,22 +31,6 @@ def _no_key():
 
 
 @triton.jit
-def _survey(logits, vocab, BLOCK: tl.constexpr):
-    """Return the greatest logit, the first token that has it, and the number of NaN."""
-    best, token, invalid = float("-inf") + tl.zeros((1,), tl.float32), 0 * vocab, 0 * vocab
-    for begin in tl.range(0, vocab, BLOCK, num_stages=_STAGES):
-        at = begin + tl.arange(0, BLOCK)
-        x = tl.load(logits + at, mask=at < vocab, other=float("-inf"))
-        invalid += tl.sum((x != x).to(tl.int32), 0)
-        x = tl.where(x != x, float("-inf"), x)
-        own = tl.max(x, 0)
-        first = tl.min(tl.where(x == own, at, 2147483647), 0)
-        token = tl.where(own > tl.max(best, 0), first, token)
-        best = tl.maximum(best, own)
-    return tl.max(best, 0), token, invalid
-
-
-@triton.jit
 def survey_logits(tops, firsts, logits, rows, vocab, BLOCK: tl.constexpr):
     """tops, firsts [S, parts] = the greatest of each BLOCK logits of row rows[s], its first token.
 

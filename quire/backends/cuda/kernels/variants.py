@@ -267,10 +267,14 @@ def _sampling() -> Iterator[Variant]:
     yield Variant(
         "count_tokens", types_of(f"{counted} tokens:*i32 count:i32 vocab:i32"), {"BLOCK": LIST_BLOCK}
     )
-    own = "logprobs:*fp32 ranks:*i32 faults:*i32 log_sums:*fp64 tokens:*i32 logits:*fp32 rows:*i32 vocab:i32"
-    yield Variant("token_logprobs", types_of(own), block, warps=8)
-    top = f"logprobs:*fp32 tokens:*i32 log_sums:*fp64 logits:*fp32 rows:*i32 {scratch} k:i32"
-    yield Variant("top_logprobs", types_of(top), block | {"MOST": MOST_LISTED}, warps=8)
+    parts, found = {"PARTS": SURVEYED_PARTS}, "sums:*fp64 before:*i32 tops:*fp32 firsts:*i32"
+    own = f"{found} tokens:*i32 logits:*fp32 rows:*i32 vocab:i32 parts:i32"
+    yield Variant("rank_logits", types_of(own), block | parts)
+    listed = f"logprobs:*fp32 ranks:*i32 faults:*i32 log_sums:*fp64 {own}"
+    yield Variant("token_logprobs", types_of(listed), parts)
+    top = f"logprobs:*fp32 tokens:*i32 log_sums:*fp64 tops:*fp32 logits:*fp32 rows:*i32 {scratch}"
+    most = block | parts | {"MOST": MOST_LISTED}
+    yield Variant("top_logprobs", types_of(f"{top} parts:i32 k:i32"), most, warps=8)
     fed = "tokens:*i32 sampled:*i32 count:i32"
     yield Variant("feed_tokens", types_of(fed), {"BLOCK": LIST_BLOCK})
     fitted = "out:*fp32 logits:*fp32 vocab:i32 width:i32"
