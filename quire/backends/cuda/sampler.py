@@ -22,9 +22,7 @@ _INT, _FLOAT, _DOUBLE = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.fl
 # Bytes by number of the vocabulary: of a draw, edited logits and two arrays of candidates; of a slot, what it
 # has seen, and how often.
 _DRAW_BYTES, _SLOT_BYTES = 3 * 4, 1 + 4
-_PART_BYTES = (
-    4 * 4 + 8
-)  # of a draw, by block of logits: the greatest, raw and edited, its token, a count, a sum
+_PART_BYTES = 4 * 4 + 8  # of a draw, by block of logits: the greatest two, a token, a count, a sum
 _UPLOADED_BYTES = 128  # of a draw: its parameters, without what it lists
 _LISTED_BYTES = 4 * (3 + 2 * MOST_LISTED) + 16  # results and scratch of a position
 
@@ -269,28 +267,14 @@ class DeviceSampler:
         )
         kept, kept_ids, tops, firsts, sums = surveyed
         log_sums, before = self._listing.arrays([((count, 2), _DOUBLE), ((count, parts), _INT)])
-        how, found = (
-            {"PARTS": SURVEYED_PARTS},
-            (sums, before, tops, firsts, tokens, logits, rows, vocab, parts),
-        )
+        found = (sums, before, tops, firsts, tokens, logits, rows, vocab, parts)
+        how = {"PARTS": SURVEYED_PARTS}
         self._launch("rank_logits", (count, parts, 1), found, how)
         args: tuple[Argument, ...] = (logprobs, ranks, faults, log_sums, *found)
         self._accelerator.launch(Launch("token_logprobs", (count, 1, 1), args, how))
         if top_tokens.num_bytes:
-            most = min(MOST_LISTED, vocab)
-            args = (
-                top_logprobs,
-                top_tokens,
-                log_sums,
-                tops,
-                logits,
-                rows,
-                kept,
-                kept_ids,
-                vocab,
-                parts,
-                most,
-            )
+            args = (top_logprobs, top_tokens, log_sums, tops, logits, rows, kept, kept_ids)
+            args += (vocab, parts, min(MOST_LISTED, vocab))
             self._launch("top_logprobs", (count, 1, 1), args, how | {"MOST": MOST_LISTED})
 
     def _launch(
