@@ -19,12 +19,13 @@ Constant = int | float | bool | str
 ALIGNMENT = 16  # bytes: kernels are compiled for arrays that begin at multiples of it
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class DeviceArray:
     """Numbers in the memory of an accelerator, contiguous, from `first_byte` of a buffer on.
 
     `buffer` is what it allocated: an object of the driver, or a NumPy array of bytes where kernels
-    are interpreted; of a group a tuple of those of its ranks.
+    are interpreted; of a group a tuple of those of its ranks. Nobody changes one; a frozen class would take
+    twice as long for the hundreds that a step makes.
     """
 
     buffer: Any
