@@ -716,19 +716,23 @@ def check_bits(piece: Piece) -> None:
         ]
         same = told(runs[0][0]) == told(runs[1][0])
         piece.found(same, what="a prompt whole and in chunks", quantization=quantization or "bf16")
-    _segments(piece, random_model(piece, config, None), config["vocab_size"])
+    _segments(piece, random_model(piece, config, None), "llama")
+    program, stored = _model("deepseek_v3", "bf16")
+    _segments(piece, (program, place_weights(program, stored, piece.accelerator), 0), "deepseek_v3")
 
 
-def _segments(piece: Piece, model: Any, vocab: int) -> None:
+def _segments(piece: Piece, model: Any, family: str) -> None:
     """Compare decode steps whose contexts are divided into segments with those of one program each."""
     longest, length = 2600, 8 if piece.toy else 2560
-    asked, least, found = prompts(2, vocab, (length, length // 2), 3), segments.LEAST, []
+    vocab, least, found = model[0].output.width, segments.LEAST, []
+    asked = prompts(2, vocab, (length, length // 2), 3)
     for segments.LEAST in (least, 1 << 30):
         try:
             found.append([told(one) for one in Streams(piece, model, 2, longest).run(asked)])
         finally:
             segments.LEAST = least
-    piece.found(found[0] == found[1], what="segments of a context and one program", tokens=length)
+    same = found[0] == found[1]
+    piece.found(same, what="segments of a context and one program", family=family, tokens=length)
 
 
 def check_exact(piece: Piece) -> None:
