@@ -31,19 +31,30 @@ void PackByHead::run_rows(const Step& step, int64_t first, int64_t) {
               of_->weight->panels(head), first / kTile);
 }
 
-int64_t MultiplyByHead::chunks() const { return ceil_div(of_->weight->panels().panels(), kPanelsATask); }
+void MultiplyByHead::prepare(const Step& step) {
+  first_task_.assign(1, 0);
+  for (int node = 0; node < step.nodes.count(); ++node) {
+    const Section own = of_->weight->section(step.nodes, node);
+    const int64_t chunks = ceil_div(own.last_panel - own.first_panel, kPanelsATask);
+    first_task_.push_back(first_task_.back() + (own.last_matrix - own.first_matrix) * chunks);
+  }
+}
 
 int64_t MultiplyByHead::tasks(const Step& step) const {
-  return step.count(of_->count) == 0 ? 0 : of_->weight->count() * chunks();
+  return step.count(of_->count) == 0 ? 0 : first_task_.back();
 }
 
 void MultiplyByHead::run(const Step& step, int64_t task, int) {
+  const auto after = std::upper_bound(first_task_.begin(), first_task_.end(), task);
   const Matrix& weight = *of_->weight;
-  const int64_t head = task / chunks(), first = task % chunks() * kPanelsATask, outputs = weight.outputs();
+  const Section own = weight.section(step.nodes, (int)(after - first_task_.begin()) - 1);
+  const int64_t number = task - after[-1], chunks = ceil_div(own.last_panel - own.first_panel, kPanelsATask);
+  const int64_t head = own.first_matrix + number / chunks, outputs = weight.outputs();
+  const int64_t first = own.first_panel + number % chunks * kPanelsATask;
   const Product product{
       weight.panels(head),     nullptr, nullptr, Activation::none, step.buffers[out_] + head * outputs,
       weight.count() * outputs};
-  const int64_t last = std::min(first + kPanelsATask, product.weight.panels());
+  const int64_t last = std::min(first + kPanelsATask, own.last_panel);
   step.kernels.multiply(product, of_->of(step, head), first, last);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "ops.h"
 
@@ -29,16 +30,18 @@ class PackByHead : public Op {
   int64_t x_;
 };
 
-class MultiplyByHead : public Op {  // a task: some panels of one head
+class MultiplyByHead : public Op {  // a task: some panels of one head; node by node
  public:
   MultiplyByHead(std::shared_ptr<HeadProducts> of, int64_t out) : of_(std::move(of)), out_(out) {}
+  void prepare(const Step& step) override;
   int64_t tasks(const Step& step) const override;
+  int64_t first_task(const Step&, int node) const override { return first_task_[(size_t)node]; }
   void run(const Step& step, int64_t task, int thread) override;
 
  private:
-  int64_t chunks() const;
   std::shared_ptr<HeadProducts> of_;
   int64_t out_;
+  std::vector<int64_t> first_task_;  // by node
 };
 
 }  // namespace quire

@@ -19,7 +19,8 @@ void Executor::add(std::unique_ptr<Op> op) {
   }
   ops_.push_back(std::move(op));
   num_tasks_.resize(phases_.size());
-  taken_ = std::make_unique<std::atomic<int64_t>[]>(phases_.size());
+  first_.resize(index(0, pool_->nodes().count()));
+  taken_ = std::make_unique<std::atomic<int64_t>[]>(first_.size());
 }
 
 float* Executor::run(const Batch& batch, int64_t output) {
@@ -35,12 +36,18 @@ void Executor::begin(const Batch& batch) {
     buffer.memory.reserve((size_t)(std::max<int64_t>(rows, 1) * buffer.width) * sizeof(float));
     places.push_back(buffer.memory.as<float>());
   }
-  Step& step = step_.emplace(batch, kernels_, std::move(places));
-  step.threads = pool_->size();
+  const Nodes& nodes = pool_->nodes();
+  Step& step = step_.emplace(batch, kernels_, nodes, std::move(places));
   for (const auto& op : ops_) op->prepare(step);
   for (size_t i = 0; i < phases_.size(); ++i) {
-    num_tasks_[i] = tasks(phases_[i], step);
-    taken_[i].store(0, std::memory_order_relaxed);
+    const Phase& phase = phases_[i];
+    num_tasks_[i] = tasks(phase, step);
+    for (int node = 0; node < nodes.count(); ++node) {
+      const bool own = !phase.row_wise && num_tasks_[i] > 0;
+      first_[index(i, node)] =
+          own ? phase.ops.front()->first_task(step, node) : nodes.first(num_tasks_[i], node);
+      taken_[index(i, node)].store(first_[index(i, node)], std::memory_order_relaxed);
+    }
   }
   done_ = {0, 0};
 }
@@ -48,7 +55,12 @@ void Executor::begin(const Batch& batch) {
 void Executor::advance(double share) {
   const Place end = share < 1 ? place_at(share) : Place{phases_.size(), 0};
   if (end.phase < done_.phase || (end.phase == done_.phase && end.tasks <= done_.tasks)) return;
-  if (done_.tasks > 0) taken_[done_.phase].store(done_.tasks, std::memory_order_relaxed);
+  if (done_.tasks > 0) {
+    for (int node = 0; node < pool_->nodes().count(); ++node) {
+      const size_t own = index(done_.phase, node);
+      taken_[own].store(std::max(first_[own], done_.tasks), std::memory_order_relaxed);
+    }
+  }
   pool_->run([&](int thread) { work(end, thread); });
   done_ = end;
 }
@@ -81,9 +93,21 @@ void Executor::work(Place end, int thread) {
       if (i + 1 == phases_.size() || tasks(i + 1) != 1) pool_->barrier();
       continue;
     }
-    for (int64_t task; (task = taken_[i].fetch_add(1, std::memory_order_relaxed)) < count;)
-      pool_->attempt([&] { run(phases_[i], step, task, thread); });
+    take(i, count, thread);
     pool_->barrier();
+  }
+}
+
+// Computes the tasks of a phase below `count` that no thread has taken.
+void Executor::take(size_t phase, int64_t count, int thread) {
+  const Nodes& nodes = pool_->nodes();
+  for (int i = 0; i < nodes.count(); ++i) {
+    const int node = (nodes.of_thread(thread) + i) % nodes.count();
+    const int64_t end = node + 1 < nodes.count() ? std::min(count, first_[index(phase, node + 1)]) : count;
+    std::atomic<int64_t>& taken = taken_[index(phase, node)];
+    if (i > 0 && taken.load(std::memory_order_relaxed) >= end) continue;
+    for (int64_t task; (task = taken.fetch_add(1, std::memory_order_relaxed)) < end;)
+      pool_->attempt([&] { run(phases_[phase], *step_, task, thread); });
   }
 }
 

@@ -2,7 +2,8 @@
 //
 // Ops are grouped into phases. Consecutive row-wise ops (norms, rotations, packing) form one phase: a thread
 // processes 8 rows through all of them while they are in its cache. A product or attention is a separate
-// phase. Threads take tasks of a phase from a counter, and synchronize at its end.
+// phase. Threads take tasks of a phase from a counter, and synchronize at its end. Each of several nodes has
+// a range of the tasks, with a counter: a thread takes those of its own node first, then helps the others.
 #pragma once
 
 #include <atomic>
@@ -54,13 +55,14 @@ enum class Count : int32_t { tokens, logits };
 // The context of a running step, for its ops.
 class Step {
  public:
-  Step(const Batch& batch, const Kernels& kernels, std::vector<float*> buffers)
-      : batch(batch), kernels(kernels), buffers(std::move(buffers)) {}
+  Step(const Batch& batch, const Kernels& kernels, const Nodes& nodes, std::vector<float*> buffers)
+      : batch(batch), kernels(kernels), nodes(nodes), buffers(std::move(buffers)), threads(nodes.threads()) {}
 
   const Batch& batch;
   const Kernels& kernels;
+  const Nodes& nodes;
   std::vector<float*> buffers;
-  int threads = 1;
+  const int threads;
 
   int64_t count(Count of) const { return of == Count::tokens ? batch.tokens : batch.logits; }
 };
@@ -80,6 +82,8 @@ class Op {
   // Other ops define their number of tasks, and compute one.
   virtual int64_t tasks(const Step&) const { return 0; }
   virtual void run(const Step&, int64_t task, int thread) { (void)task, (void)thread; }
+  // The first task of a node, or their number for the node after the last. Called if there are any.
+  virtual int64_t first_task(const Step& step, int node) const { return step.nodes.first(tasks(step), node); }
 
   // Operations, as far as they matter: by them a step that is computed in parts is divided.
   virtual double operations(const Step&) const { return 0; }
@@ -131,8 +135,12 @@ class Executor {
   Place place_at(double share) const;
   void work(Place end, int thread);
   int64_t tasks(const Phase& phase, const Step& step) const;
+  void take(size_t phase, int64_t count, int thread);
   void run(const Phase& phase, const Step& step, int64_t task, int thread);
+  // Where `first_` and `taken_` have the number of a node, which shares no cache line with another one.
+  size_t index(size_t phase, int node) const { return (size_t)node * (num_tasks_.size() + kLine) + phase; }
 
+  static constexpr size_t kLine = 64 / sizeof(int64_t);
   const Kernels& kernels_;
   std::shared_ptr<ThreadPool> pool_;
   std::vector<Buffer> buffers_;
@@ -141,7 +149,8 @@ class Executor {
   std::optional<Step> step_;
   Place done_{0, 0};                               // of this step
   std::vector<int64_t> num_tasks_;                 // of each phase of this step
-  std::unique_ptr<std::atomic<int64_t>[]> taken_;  // tasks taken from each phase
+  std::vector<int64_t> first_;                     // the first task of each phase and node
+  std::unique_ptr<std::atomic<int64_t>[]> taken_;  // the task that is taken next of these
 };
 
 }  // namespace quire

@@ -186,13 +186,21 @@ void RouteExperts::run(const Step& step, int64_t, int) {
     for (int64_t t = 0; t < ceil_div(group.rows, kTile); ++t) s.tiles.push_back({&group, t});
 }
 
-void ExpertsPass::run(const Step& step, int64_t, int) {
-  const int64_t count = parts(step);
-  for (int64_t number; (number = next_.fetch_add(1)) < count;) part(step, number);
+void ExpertsPass::prepare(const Step& step) {
+  if (of_nodes_.empty()) of_nodes_ = std::vector<Counter>((size_t)step.nodes.count());
+  for (Counter& counter : of_nodes_) counter.next.store(0);
 }
 
-void GatherExperts::part(const Step& step, int64_t number) {
-  const ExpertsState::Tile& tile = s_->tiles[(size_t)number];
+void ExpertsPass::run(const Step& step, int64_t, int thread) {
+  for (int i = 0; i < step.nodes.count(); ++i) {
+    const int node = (step.nodes.of_thread(thread) + i) % step.nodes.count();
+    const int64_t count = parts(step, node);
+    std::atomic<int64_t>& next = of_nodes_[(size_t)node].next;
+    for (int64_t number; (number = next.fetch_add(1)) < count;) part(step, node, number);
+  }
+}
+
+void GatherExperts::tile(const Step& step, const ExpertsState::Tile& tile) {
   const PackedActivations packed = s_->packed(step, s_->packed_hidden, *tile.group, s_->weights.first());
   const int64_t width = s_->hidden();
   float* gathered = s_->gathered.as<float>() + tile.group->first * width;
@@ -212,21 +220,29 @@ void GatherExperts::part(const Step& step, int64_t number) {
             up.panels(tile.group->expert), tile.number);
 }
 
-int64_t MultiplyExperts::chunks() const {
-  const bool down = which_ == Which::down;
-  return ceil_div((down ? s_->weights.down : s_->weights.up)->panels().panels(), kPanelsAPart);
+MultiplyExperts::Own MultiplyExperts::own(const Step& step, int node) const {
+  const Section section =
+      (which_ == Which::down ? s_->weights.down : s_->weights.up)->section(step.nodes, node);
+  const auto group = [&](int64_t expert) {  // the first one from this expert on
+    const auto before = [](const ExpertsState::Group& one, int64_t other) { return one.expert < other; };
+    return std::lower_bound(s_->groups.begin(), s_->groups.end(), expert, before) - s_->groups.begin();
+  };
+  const int64_t first = group(section.first_matrix), groups = group(section.last_matrix) - first;
+  const int64_t chunks = ceil_div(section.last_panel - section.first_panel, kPanelsAPart);
+  return {first, groups, section.first_panel, section.last_panel, chunks};
 }
 
-int64_t MultiplyExperts::parts(const Step&) const {
-  return (int64_t)s_->groups.size() * chunks() * (which_ == Which::down ? 1 : s_->inner_matrices());
+int64_t MultiplyExperts::parts(const Step& step, int node) const {
+  const Own of = own(step, node);
+  return of.groups * of.chunks * matrices();
 }
 
-void MultiplyExperts::part(const Step& step, int64_t number) {
+void MultiplyExperts::part(const Step& step, int node, int64_t number) {
   const bool down = which_ == Which::down;
-  const int64_t matrices = down ? 1 : s_->inner_matrices();  // gate and up alternate
-  const bool second = !down && number % matrices == matrices - 1;
-  number /= matrices;
-  const ExpertsState::Group& group = s_->groups[(size_t)(number / chunks())];
+  const Own of = own(step, node);
+  const bool second = !down && number % matrices() == matrices() - 1;  // gate and up alternate
+  number /= matrices();
+  const ExpertsState::Group& group = s_->groups[(size_t)(of.first_group + number / of.chunks)];
   const ExpertWeights& w = s_->weights;
   const Matrix& matrix = down ? *w.down : second ? *w.up : *w.gate;
   const Vector& biases = down ? w.down_bias : second ? w.up_bias : w.gate_bias;
@@ -241,12 +257,11 @@ void MultiplyExperts::part(const Step& step, int64_t number) {
   const bool own = second && !group.shared;
   const Memory& from = down ? s_->packed_inner : own ? s_->packed_up : s_->packed_hidden;
   const PackedActivations packed = s_->packed(step, from, group, down || own ? matrix : w.first());
-  const int64_t first = number % chunks() * kPanelsAPart;
-  step.kernels.multiply(product, packed, first, std::min(first + kPanelsAPart, product.weight.panels()));
+  const int64_t first = of.first_panel + number % of.chunks * kPanelsAPart;
+  step.kernels.multiply(product, packed, first, std::min(first + kPanelsAPart, of.last_panel));
 }
 
-void ActivateExperts::part(const Step& step, int64_t number) {
-  const ExpertsState::Tile& tile = s_->tiles[(size_t)number];
+void ActivateExperts::tile(const Step& step, const ExpertsState::Tile& tile) {
   const int64_t width = s_->inner();
   const PackedActivations packed = s_->packed(step, s_->packed_inner, *tile.group, *s_->weights.down);
   float* gates = s_->gates.as<float>() + tile.group->first * width;

@@ -104,57 +104,82 @@ class RouteExperts : public Op {  // one task: gathers tokens by expert
   std::vector<std::vector<std::pair<int64_t, float>>> of_;  // (token, share) by expert
 };
 
-// A pass whose number of parts is known only after routing: each thread takes parts until none is left.
+// A pass whose number of parts is known only after routing: each thread takes parts until none is left, those
+// of its node first.
 class ExpertsPass : public Op {
  public:
   explicit ExpertsPass(std::shared_ptr<ExpertsState> state) : s_(std::move(state)) {}
-  void prepare(const Step&) override { next_.store(0); }
+  void prepare(const Step& step) override;
   int64_t tasks(const Step& step) const override { return step.batch.tokens > 0 ? step.threads : 0; }
   void run(const Step& step, int64_t task, int thread) override;
 
  protected:
-  virtual int64_t parts(const Step& step) const = 0;
-  virtual void part(const Step& step, int64_t number) = 0;
+  virtual int64_t parts(const Step& step, int node) const = 0;
+  virtual void part(const Step& step, int node, int64_t number) = 0;
   std::shared_ptr<ExpertsState> s_;
 
  private:
-  std::atomic<int64_t> next_{0};
+  struct alignas(64) Counter {
+    std::atomic<int64_t> next{0};
+  };
+  std::vector<Counter> of_nodes_;
 };
 
-class GatherExperts : public ExpertsPass {  // a tile: gathers its rows of x, and packs them for gate and up
+class TilesPass : public ExpertsPass {  // a part is a tile
  public:
-  GatherExperts(std::shared_ptr<ExpertsState> state, int64_t x) : ExpertsPass(std::move(state)), x_(x) {}
+  using ExpertsPass::ExpertsPass;
 
  protected:
-  int64_t parts(const Step&) const override { return (int64_t)s_->tiles.size(); }
-  void part(const Step& step, int64_t number) override;
+  virtual void tile(const Step& step, const ExpertsState::Tile& tile) = 0;
+  int64_t parts(const Step& step, int node) const override {
+    return first(step, node + 1) - first(step, node);
+  }
+  void part(const Step& step, int node, int64_t number) override {
+    tile(step, s_->tiles[(size_t)(first(step, node) + number)]);
+  }
+
+ private:
+  int64_t first(const Step& step, int node) const {
+    return step.nodes.first((int64_t)s_->tiles.size(), node);
+  }
+};
+
+class GatherExperts : public TilesPass {  // gathers the rows of x of a tile, and packs them for gate and up
+ public:
+  GatherExperts(std::shared_ptr<ExpertsState> state, int64_t x) : TilesPass(std::move(state)), x_(x) {}
+
+ protected:
+  void tile(const Step& step, const ExpertsState::Tile& tile) override;
 
  private:
   int64_t x_;
 };
 
-class ActivateExperts
-    : public ExpertsPass {  // a tile: activation(gate) * up, or activation(up), packed for down
+class ActivateExperts : public TilesPass {  // activation(gate) * up, or activation(up), packed for down
  public:
-  using ExpertsPass::ExpertsPass;
+  using TilesPass::TilesPass;
 
  protected:
-  int64_t parts(const Step&) const override { return (int64_t)s_->tiles.size(); }
-  void part(const Step& step, int64_t number) override;
+  void tile(const Step& step, const ExpertsState::Tile& tile) override;
 };
 
-class MultiplyExperts : public ExpertsPass {  // some panels of one expert's matrix
+class MultiplyExperts : public ExpertsPass {  // a part: some panels of one expert's matrix
  public:
   enum class Which { gate_up, down };
   MultiplyExperts(std::shared_ptr<ExpertsState> state, Which which)
       : ExpertsPass(std::move(state)), which_(which) {}
 
  protected:
-  int64_t parts(const Step& step) const override;
-  void part(const Step& step, int64_t number) override;
+  int64_t parts(const Step& step, int node) const override;
+  void part(const Step& step, int node, int64_t number) override;
 
  private:
-  int64_t chunks() const;
+  // What a node multiplies: some panels of the chosen experts among some, by the indices of their groups.
+  struct Own {
+    int64_t first_group, groups, first_panel, last_panel, chunks;
+  };
+  Own own(const Step& step, int node) const;
+  int64_t matrices() const { return which_ == Which::down ? 1 : s_->inner_matrices(); }
   Which which_;
 };
 

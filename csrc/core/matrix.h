@@ -1,6 +1,7 @@
 // A weight matrix, or one per expert, packed for the kernels.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -8,11 +9,18 @@
 
 #include "../kernels/kernels.h"
 #include "memory.h"
+#include "nodes.h"
 
 namespace quire {
 
 constexpr int64_t kAlignment = 64;  // bytes: alignment of matrices and their parts
 constexpr int64_t kTableBytes = 16 * sizeof(float);
+constexpr int64_t kLeastSection = int64_t(1) << 22;  // weights: some huge pages
+
+// The part of a weight that the threads of one node multiply: of some matrices, all of them or some panels.
+struct Section {
+  int64_t first_matrix, last_matrix, first_panel, last_panel;
+};
 
 // All parts are in one buffer, which can be written to a file and mapped unchanged. For each of `count`
 // matrices: values of all panels, then block scales and channel scales, or the order of the inputs and the
@@ -49,6 +57,17 @@ class Matrix {
   bool joined() const { return !parts_.empty(); }
   int64_t nbytes() const { return count_ * stride(); }
   uint8_t* data() const { return data_; }
+
+  // One matrix is divided by panels, two of which may be multiplied together; so is each of several, if it is
+  // large enough for a node to have whole huge pages of it. Otherwise a node has whole ones. This depends on
+  // the shape alone, so that matrices of one shape and of different formats are divided alike.
+  Section section(const Nodes& nodes, int node) const {
+    const int64_t panels = ceil_div(outputs_, kPanel);
+    if (count_ > 1 && outputs_ * inputs_ < kLeastSection * nodes.count())
+      return {nodes.first(count_, node), nodes.first(count_, node + 1), 0, panels};
+    const int64_t pairs = ceil_div(panels, 2);
+    return {0, count_, 2 * nodes.first(pairs, node), std::min(panels, 2 * nodes.first(pairs, node + 1))};
+  }
 
   Panels panels(int64_t index = 0) const {
     if (joined()) return parts_.at((size_t)index)->panels();

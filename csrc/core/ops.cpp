@@ -241,16 +241,23 @@ void Multiply::prepare(const Step& step) {
   for (const Part& part : parts_) {
     const Panels weight = part.weight->panels();
     panels_a_task_.push_back(panels_a_task(weight, part.up != nullptr, step.count(count_), step.threads));
-    first_task_.push_back(first_task_.back() + ceil_div(weight.panels(), panels_a_task_.back()));
   }
+  for (int node = 0; node < step.nodes.count(); ++node)
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      const Section own = parts_[i].weight->section(step.nodes, node);
+      const int64_t tasks = ceil_div(own.last_panel - own.first_panel, panels_a_task_[i]);
+      first_task_.push_back(first_task_.back() + tasks);
+    }
 }
 
 int64_t Multiply::tasks(const Step& step) const { return step.count(count_) == 0 ? 0 : first_task_.back(); }
 
 void Multiply::run(const Step& step, int64_t task, int) {
-  const size_t i =
+  const size_t at =
       (size_t)(std::upper_bound(first_task_.begin(), first_task_.end(), task) - first_task_.begin()) - 1;
+  const size_t i = at % parts_.size();
   const Part& part = parts_[i];
+  const Section own = part.weight->section(step.nodes, (int)(at / parts_.size()));
   Product product{part.weight->panels(),
                   nullptr,
                   part.bias.empty() ? nullptr : part.bias.data(),
@@ -262,8 +269,8 @@ void Multiply::run(const Step& step, int64_t task, int) {
     up = part.up->panels();
     product.up = &up;
   }
-  const int64_t first = (task - first_task_[i]) * panels_a_task_[i];
-  const int64_t last = std::min(first + panels_a_task_[i], product.weight.panels());
+  const int64_t first = own.first_panel + (task - first_task_[at]) * panels_a_task_[i];
+  const int64_t last = std::min(first + panels_a_task_[i], own.last_panel);
   const PackedActivations packed = packed_in(*packed_, step, count_, product.weight);
   step.kernels.multiply(product, packed, first, last);
 }

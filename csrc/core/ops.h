@@ -226,7 +226,8 @@ class Pack : public Op {
   std::shared_ptr<Memory> packed_;
 };
 
-// Products of several matrices with the same activations, in one phase.
+// Products of several matrices with the same activations, in one phase. Tasks are numbered node by node: none
+// has panels of two nodes.
 class Multiply : public Op {
  public:
   struct Part {
@@ -240,6 +241,9 @@ class Multiply : public Op {
   void add(Part part) { parts_.push_back(std::move(part)); }
   void prepare(const Step& step) override;
   int64_t tasks(const Step& step) const override;
+  int64_t first_task(const Step&, int node) const override {
+    return first_task_[(size_t)node * parts_.size()];
+  }
   void run(const Step& step, int64_t task, int thread) override;
   double operations(const Step& step) const override;
 
@@ -247,7 +251,7 @@ class Multiply : public Op {
   Count count_;
   std::shared_ptr<Memory> packed_;
   std::vector<Part> parts_;
-  std::vector<int64_t> first_task_, panels_a_task_;  // by part
+  std::vector<int64_t> first_task_, panels_a_task_;  // by node and part; by part
 };
 
 }  // namespace quire

@@ -4,10 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
-#include <map>
 #include <optional>
-#include <string>
 #include <utility>
 
 namespace quire {
@@ -25,31 +22,6 @@ void relax() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
-}
-
-std::string first_line(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
-// Returns the physical cores this thread may use, each with its processors; empty if unknown.
-std::vector<cpu_set_t> cores() {
-  cpu_set_t allowed;
-  std::vector<cpu_set_t> found;
-  std::map<std::string, size_t> known;
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return found;
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(cpu, &allowed)) continue;
-    const std::string topology = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
-    std::string core = first_line(topology + "core_cpus_list");
-    if (core.empty()) core = first_line(topology + "thread_siblings_list");  // its name before Linux 5.2
-    const auto [place, is_new] = known.emplace(core.empty() ? std::to_string(cpu) : core, found.size());
-    if (is_new) CPU_ZERO(&found.emplace_back());
-    CPU_SET(cpu, &found[place->second]);
-  }
-  return found;
 }
 
 // Returns the seconds that the calling thread has run.
@@ -80,11 +52,6 @@ double CoreWait::take() {
   return std::max(waited_s, 0.0);
 }
 
-int num_cores() {
-  const size_t found = cores().size();
-  return found ? (int)found : (int)std::max(1u, std::thread::hardware_concurrency());
-}
-
 Pinning::Pinning(const cpu_set_t& processors) {
   cpu_set_t both;
   if (sched_getaffinity(0, sizeof(before_), &before_) != 0) return;
@@ -96,9 +63,8 @@ Pinning::~Pinning() {
   if (moved_) sched_setaffinity(0, sizeof(before_), &before_);
 }
 
-ThreadPool::ThreadPool(int threads)
-    : size_(std::max(1, threads)), cores_(cores()), waited_((size_t)std::max(1, threads)) {
-  if (size_ == 1 || cores_.size() != (size_t)size_) cores_.clear();
+ThreadPool::ThreadPool(Nodes nodes)
+    : nodes_(std::move(nodes)), size_(nodes_.threads()), waited_((size_t)nodes_.threads()) {
   for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { loop(i); });
 }
 
@@ -118,7 +84,7 @@ void ThreadPool::run(const std::function<void(int)>& work) {
     runs_.notify_all();
   }
   std::optional<Pinning> pinning;
-  if (!cores_.empty()) pinning.emplace(cores_[0]);
+  if (!nodes_.processors().empty()) pinning.emplace(nodes_.processors()[0]);
   attempt([&] { work(0); });
   for (int spins = 0; running_.load(std::memory_order_acquire) != 0; ++spins)
     spins < kSpins ? relax() : (void)sched_yield();
@@ -132,7 +98,7 @@ void ThreadPool::fail(std::exception_ptr error) {
 
 void ThreadPool::loop(int thread) {
   std::optional<Pinning> pinning;
-  if (!cores_.empty()) pinning.emplace(cores_[thread]);
+  if (!nodes_.processors().empty()) pinning.emplace(nodes_.processors()[(size_t)thread]);
   uint32_t seen = 0;
   CoreWait wait;
   for (;;) {

@@ -1,8 +1,6 @@
 // Threads that compute a step together and sleep between steps.
 #pragma once
 
-#include <sched.h>
-
 #include <atomic>
 #include <cstdint>
 #include <exception>
@@ -10,6 +8,8 @@
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "nodes.h"
 
 namespace quire {
 
@@ -46,15 +46,18 @@ class CoreWait {
 // Within `run`, threads synchronize at spinning barriers; between runs they spin briefly, because the next
 // step is usually near, and then sleep. If there are as many threads as cores, each is pinned to its own
 // core: otherwise, when other programs need a processor briefly, the kernel might put two threads on one
-// core, and all would wait for these at every barrier.
+// core, and all would wait for these at every barrier. On several nodes each is pinned to its own node at
+// least, whose memory has what it reads.
 class ThreadPool {
  public:
-  explicit ThreadPool(int threads);
+  explicit ThreadPool(Nodes nodes);
+  explicit ThreadPool(int threads) : ThreadPool(Nodes(threads)) {}
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int size() const { return size_; }
+  const Nodes& nodes() const { return nodes_; }
 
   // Calls work(thread) on every thread, where the caller is thread 0; returns when all have returned. Throws
   // the first exception of a thread. Work with barriers attempts what may throw: every thread reaches them.
@@ -86,8 +89,8 @@ class ThreadPool {
   void loop(int thread);
   void fail(std::exception_ptr error);
 
+  const Nodes nodes_;
   const int size_;
-  std::vector<cpu_set_t> cores_;  // by thread; empty if threads are not pinned
   const std::function<void(int)>* work_ = nullptr;
   double began_s_ = 0;          // this run
   std::vector<Waited> waited_;  // by thread
@@ -101,8 +104,5 @@ class ThreadPool {
   alignas(64) std::atomic<bool> over_{false};
   std::vector<std::thread> threads_;
 };
-
-// The number of physical cores within the affinity of this process.
-int num_cores();
 
 }  // namespace quire
