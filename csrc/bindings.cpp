@@ -11,6 +11,7 @@
 
 #include "bindings.h"
 #include "core/isa.h"
+#include "core/placement.h"
 #include "core/probe.h"
 #include "native.h"
 
@@ -42,7 +43,7 @@ NB_MODULE(_core, m) {
         return names;
       },
       "Instruction sets whose kernels this machine can run, best first.");
-  m.def("num_cores", &num_cores, "Physical cores within the affinity of this process.");
+  bind_nodes(m);
   m.def(
       "peak_operations",
       [](int threads, const std::string& isa, const std::string& kind, double seconds) {
@@ -74,7 +75,13 @@ NB_MODULE(_core, m) {
               found.append(entries(*memory, num_blocks, self));
             return found;
           },
-          "num_blocks"_a, "Arrays [blocks, bytes] of this memory: together, the content of each block.");
+          "num_blocks"_a, "Arrays [blocks, bytes] of this memory: together, the content of each block.")
+      .def(
+          "spread",
+          [](const KVCache& self, const Nodes& nodes) {
+            for (const Memory* memory : self.arrays()) spread(*memory, nodes);
+          },
+          "nodes"_a, "Have the pages of new memory on all nodes by turns.");
   nb::class_<StateCache>(m, "StateCache", "States of the layers of one cache group, by slot and snapshot.")
       .def(
           "__init__",
@@ -91,7 +98,14 @@ NB_MODULE(_core, m) {
           [](nb::handle self, size_t num_snapshots) {
             return entries(nb::cast<const StateCache&>(self).snapshots(), num_snapshots, self);
           },
-          "num_snapshots"_a, "An array [snapshots, bytes] of this memory.");
+          "num_snapshots"_a, "An array [snapshots, bytes] of this memory.")
+      .def(
+          "spread",
+          [](const StateCache& self, const Nodes& nodes) {
+            spread(self.states(), nodes);
+            spread(self.snapshots(), nodes);
+          },
+          "nodes"_a, "Have the pages of new memory on all nodes by turns.");
   nb::class_<Routing>(m, "Routing", "How a token's experts are chosen.")
       .def(
           "__init__",
@@ -106,6 +120,7 @@ NB_MODULE(_core, m) {
   nb::class_<Native>(m, "Native",
                      "A program recorded for this machine: add buffers and ops in order, then run.")
       .def(nb::init<const std::string&, int>(), "isa"_a, "threads"_a)
+      .def(nb::init<const std::string&, const Nodes&>(), "isa"_a, "nodes"_a)
       .def(nb::init<const std::string&, const Native&>(), "isa"_a, "beside"_a,
            "A program that runs with the threads of another one.")
       .def("buffer", &Native::buffer, "rows"_a, "width"_a)

@@ -34,8 +34,9 @@ namespace quire {
 // A program that is recorded op by op, then run. Values are identified by buffer numbers.
 class Native {
  public:
-  Native(const std::string& isa, int threads)
-      : executor_(kernels_of(isa), std::make_shared<ThreadPool>(threads)) {}
+  Native(const std::string& isa, const Nodes& nodes)
+      : executor_(kernels_of(isa), std::make_shared<ThreadPool>(nodes)) {}
+  Native(const std::string& isa, int threads) : Native(isa, Nodes(threads)) {}
   // A program that runs with the threads of another one, also between the parts of a run.
   Native(const std::string& isa, const Native& beside)
       : executor_(kernels_of(isa), beside.executor_.shared_pool()) {}

@@ -57,7 +57,8 @@ class StateCache {
     return of.position > shape_.reach ? of.position - shape_.reach : 0;
   }
 
-  // The memory of all snapshots, one after the other.
+  // The memory of all slots, and of all snapshots, one after the other.
+  const Memory& states() const { return states_; }
   const Memory& snapshots() const { return snapshots_; }
 
   // Throws if a step uses slots or snapshots that do not exist.

@@ -51,6 +51,7 @@ _STALE_S = 3600.0  # a file unfinished after an hour is abandoned
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Mapper = Callable[[Callable[[int], int], Iterable[int]], Iterator[int]]  # the built-in map, or a pool's
 Progress = Callable[[int, int], None]
+Allocate = Callable[[int], Bytes]  # returns zeros, so many bytes
 
 _LOG = logging.getLogger(__name__)
 
@@ -81,6 +82,15 @@ def name_of(model: str) -> str:
     return model
 
 
+def allocate(nbytes: int) -> Bytes:
+    """Return zeros, in huge pages if available: a step reads all of it, with fewer TLB misses."""
+    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)[:nbytes]
+
+
 class Damaged(Exception):
     """A file whose content does not match its description."""
 
@@ -104,8 +114,15 @@ class PackedCache:
         """Return True if so many bytes are worth a file."""
         return nbytes >= self.least_bytes
 
-    def read(self, key: str, nbytes: int, mapper: Mapper, progress: Progress | None = None) -> Bytes | None:
-        """Return the `nbytes` stored under a key, read-only; None if missing or damaged."""
+    def read(
+        self,
+        key: str,
+        nbytes: int,
+        mapper: Mapper,
+        progress: Progress | None = None,
+        new: Allocate = allocate,
+    ) -> Bytes | None:
+        """Return the `nbytes` stored under a key, in `new` memory or mapped; None if missing or damaged."""
         path = self.folder / (key + _SUFFIX)
         if not path.exists():
             return None
@@ -113,7 +130,7 @@ class PackedCache:
             entry = read_entry(path)
             if (entry.key, entry.nbytes) != (key, nbytes):
                 raise Damaged("it belongs to another model")
-            data = read_checked(entry, mapper, progress, self.shared)
+            data = read_checked(entry, mapper, progress, self.shared, new)
         except (Damaged, OSError) as error:
             _LOG.warning("%s is damaged, and made again: %s", path, error)
             _remove(path)
@@ -228,9 +245,9 @@ class PackedFileWriter:
         while done < data.nbytes:
             done += os.pwrite(self._file, data[done:].data, start + done)
 
-    def finish(self, model: str, quantization: str, mapper: Mapper) -> Bytes:
-        """Complete and rename the file; return its packed bytes."""
-        data = map_file(self._file, self.nbytes) if self._shared else allocate(self.nbytes)
+    def finish(self, model: str, quantization: str, mapper: Mapper, new: Allocate = allocate) -> Bytes:
+        """Complete and rename the file; return its packed bytes, in `new` memory or mapped."""
+        data = map_file(self._file, self.nbytes) if self._shared else new(self.nbytes)
         check = partial(_check if self._shared else _read, self._file, data)
         sums = list(mapper(check, _chunks(self.nbytes)))
         about = {"model": name_of(model), "quantization": quantization, "nbytes": self.nbytes, "sums": sums}
@@ -272,11 +289,15 @@ def read_entry(path: Path) -> PackedFile:
 
 
 def read_checked(
-    entry: PackedFile, mapper: Mapper, progress: Progress | None = None, shared: bool = False
+    entry: PackedFile,
+    mapper: Mapper,
+    progress: Progress | None = None,
+    shared: bool = False,
+    new: Allocate = allocate,
 ) -> Bytes:
     """Read and verify the packed bytes of a file, or map them. Raises Damaged, OSError."""
     with open_regular(entry.path) as file:
-        data = map_file(file.fileno(), entry.nbytes) if shared else allocate(entry.nbytes)
+        data = map_file(file.fileno(), entry.nbytes) if shared else new(entry.nbytes)
         check = partial(_check if shared else _read, file.fileno(), data)
 
         def work(number: int) -> int:
@@ -290,15 +311,6 @@ def read_checked(
             if progress is not None:
                 progress(done, entry.nbytes)
     return data
-
-
-def allocate(nbytes: int) -> Bytes:
-    """Return zeros, in huge pages if available: a step reads all of it, with fewer TLB misses."""
-    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)[:nbytes]
 
 
 def map_file(file: int, nbytes: int) -> Bytes:

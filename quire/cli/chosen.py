@@ -20,6 +20,7 @@ _WORDS = {
     "drafts": "drafts {}",
     "isa": "{} kernels",
     "num_threads": "{} threads",
+    "numa_nodes": "on {} NUMA nodes",
     "unused": "{}",
 }
 

@@ -201,7 +201,7 @@ def test_the_native_backend_holds_packed_weights() -> None:
     kept = {}
     for quantization in (None, "int8", "int4"):
         facts = describe(EngineConfig(quantization=quantization))
-        packed = load_packed(facts.weights, isa=_core.isas()[-1], num_threads=1)
+        packed = load_packed(facts.weights, isa=_core.isas()[-1], nodes=_core.Nodes(1))
         held = [m.nbytes for m in packed.matrices.values()] + [v.nbytes for v in packed.vectors.values()]
         kept[quantization] = facts.memory.working_bytes
         assert 0 <= facts.memory.working_bytes - sum(held) < 64 * len(held)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -72,14 +72,19 @@ def planned(program: Program, checkpoint: Checkpoint, quantization: str | None =
     return plan_weights(NativeDevice("test"), program, checkpoint, quantization, all_in("bf16"))
 
 
-def native(isa: str, threads: int = 1) -> Callable[..., NativeBackend]:
+def nodes_of(threads: int | Sequence[int]) -> _core.Nodes:
+    """So many threads, or so many on each of several nodes that this machine need not have."""
+    return _core.Nodes(threads) if isinstance(threads, int) else _core.Nodes.of(threads)
+
+
+def native(isa: str, threads: int | Sequence[int] = 1) -> Callable[..., NativeBackend]:
     """What Paged makes its backend with; its weights are then Packed."""
     return partial(_make, isa, threads)
 
 
 def _make(
     isa: str,
-    threads: int,
+    threads: int | Sequence[int],
     program: Program,
     packed: Packed,
     *,
@@ -88,16 +93,21 @@ def _make(
     **size: Any,
 ) -> NativeBackend:
     dtype = "float32" if kv_cache_dtype == "auto" else kv_cache_dtype
-    how: dict[str, Any] = {"kv_cache_dtype": dtype, "isa": isa, "num_threads": threads, **size}
+    how: dict[str, Any] = {"kv_cache_dtype": dtype, "isa": isa, "nodes": nodes_of(threads), **size}
     how["max_num_seqs"] = num_slots
     return NativeBackend(program, packed.matrices, packed.vectors, **how)
 
 
 def on_native(
-    program: Program, checkpoint: Tensors, format: str, isa: str, threads: int = 1, **options: Any
+    program: Program,
+    checkpoint: Tensors,
+    format: str,
+    isa: str,
+    threads: int | Sequence[int] = 1,
+    **options: Any,
 ) -> Paged:
     """A plain program with its weights packed as `format`."""
-    packed = load_packed(planned(program, checkpoint, scheme(format)), isa=isa, num_threads=threads)
+    packed = load_packed(planned(program, checkpoint, scheme(format)), isa=isa, nodes=nodes_of(threads))
     return Paged(program, packed, **options, make=native(isa, threads))
 
 

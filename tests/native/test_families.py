@@ -28,6 +28,7 @@ from test_goldens import TINY_RANDOM, TINY_RANDOM_2, check_stories, check_tiny_r
 from tiny import CONFIGS, VOCAB, Dense, Paged, random_weights, tiny
 
 from quire import LLM, SamplingParams
+from quire.backends.native import _core
 from quire.backends.native.weights import load_packed
 from quire.models import Model, read_model
 from quire.program.passes import fuse
@@ -101,7 +102,7 @@ def test_a_small_change_is_noticed(isa: str) -> None:
 def load(folder: Path, isa: str) -> tuple[Model, Paged]:
     model = read_model(json.loads((folder / "config.json").read_text()))
     program = fuse(model.program)
-    packed = load_packed(planned(program, Checkpoint.open(folder)), isa=isa, num_threads=1)
+    packed = load_packed(planned(program, Checkpoint.open(folder)), isa=isa, nodes=_core.Nodes(1))
     return model, Paged(program, packed, num_blocks=300, make=native(isa))
 
 

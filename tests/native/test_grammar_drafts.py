@@ -9,6 +9,7 @@ from constrained import PARAMS, rows_by_kind
 from lowered import ISAS, plain, planned, tensors
 from tiny import random_weights, tiny
 
+from quire.backends.native import _core
 from quire.backends.native.backend import NativeBackend
 from quire.backends.native.weights import load_packed
 from quire.program.passes import fuse
@@ -20,7 +21,7 @@ COUNT = 15
 def test_the_same_with_drafts_of_every_kind(name: str) -> None:
     program = plain(fuse(tiny("gemma3").program))
     checkpoint = tensors(random_weights(program), "f32")
-    packed = load_packed(planned(program, checkpoint), isa=ISAS[0], num_threads=2)
+    packed = load_packed(planned(program, checkpoint), isa=ISAS[0], nodes=_core.Nodes(2))
 
     def backend() -> Any:
         return NativeBackend(
@@ -31,7 +32,7 @@ def test_the_same_with_drafts_of_every_kind(name: str) -> None:
             block_size=16,
             kv_cache_dtype="float32",
             isa=ISAS[0],
-            num_threads=2,
+            nodes=_core.Nodes(2),
             max_num_seqs=COUNT,
             ahead=True,
         )

@@ -12,6 +12,7 @@ from lowered import ISAS, plain, planned, tensors
 from tiny import random_weights, tiny
 
 from quire.backends.draft_model import DraftModel
+from quire.backends.native import _core
 from quire.backends.native.backend import NativeBackend
 from quire.backends.native.weights import Packed, load_packed
 from quire.program import Program
@@ -21,7 +22,7 @@ from quire.types import Admission, Failure, Grant, Row, Step
 
 def packed(program: Program) -> Packed:
     checkpoint = tensors(random_weights(program), "f32")
-    return load_packed(planned(program, checkpoint), isa=ISAS[0], num_threads=1)
+    return load_packed(planned(program, checkpoint), isa=ISAS[0], nodes=_core.Nodes(1))
 
 
 def on_native(
@@ -48,7 +49,7 @@ def on_native(
         block_size=SIZE,
         kv_cache_dtype="float32",
         isa=isa,
-        num_threads=num_threads,
+        nodes=_core.Nodes(num_threads),
         max_num_seqs=SLOTS,
         ahead=True,
         draft=model,

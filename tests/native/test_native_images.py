@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from driver import Driver
-from lowered import ISAS, OneOp, on_native, on_reference, plain, planned, scheme, tensors
+from lowered import ISAS, OneOp, nodes_of, on_native, on_reference, plain, planned, scheme, tensors
 from seeing import TEXT, Scores, image, prompt_of, scores, scores_in_slices, seeing, weights_of, whole
 from test_seeing_in_slices import SCHEDULES, check_schedule
 from tiny import Paged, same_bits
@@ -91,7 +91,11 @@ ONE, TWO = image(VISION, 5, seed=1), image(VISION, 22, seed=2, rows=2, columns=5
 
 
 def on(
-    isa: str, format: str = "f32", threads: int = 1, ahead: bool = False, cache: str = "float32"
+    isa: str,
+    format: str = "f32",
+    threads: int | Sequence[int] = 1,
+    ahead: bool = False,
+    cache: str = "float32",
 ) -> Driver:
     return Driver(PROGRAM, new_backend(isa, format, threads, ahead, cache))
 
@@ -104,7 +108,7 @@ def see_natively(program: Program, capacity: Capacity) -> NativeBackend:
 def new_backend(
     isa: str,
     format: str,
-    threads: int,
+    threads: int | Sequence[int],
     ahead: bool,
     cache: str,
     num_blocks: Sequence[int] = (64,),
@@ -112,7 +116,7 @@ def new_backend(
 ) -> NativeBackend:
     both = whole(PROGRAM, VISION)
     packed = load_packed(
-        planned(both, tensors(WEIGHTS, format), scheme(format)), isa=isa, num_threads=threads
+        planned(both, tensors(WEIGHTS, format), scheme(format)), isa=isa, nodes=nodes_of(threads)
     )
     return NativeBackend(
         PROGRAM,
@@ -122,7 +126,7 @@ def new_backend(
         block_size=16,
         kv_cache_dtype=cache,
         isa=isa,
-        num_threads=threads,
+        nodes=nodes_of(threads),
         max_num_seqs=num_slots,
         vision=VISION,
         ahead=ahead,
@@ -162,7 +166,13 @@ def test_any_chunks_neighbours_and_threads_give_the_same_bits(format: str, isa: 
 def test_any_slices_give_the_same_bits(format: str, isa: str) -> None:
     """They end within products and attention too; whatever is left is encoded when a row needs it."""
     expected = scores(on(isa, format), ONE, TWO)
-    for ends, threads in (((*range(1, 41),), 2), ((7, 39), 1), ((40,), 2), ((1, 30), 2)):
+    for ends, threads in (
+        ((*range(1, 41),), 2),
+        ((7, 39), 1),
+        ((40,), 2),
+        ((1, 30), 2),
+        ((*range(1, 41),), (2, 1)),
+    ):
         assert scores_in_slices(on(isa, format, threads), ONE, TWO, ends=ends) == expected, (ends, threads)
     assert scores_in_slices(on(isa, format, 2, ahead=True), ONE, TWO, ends=(5, 23, 35)) == expected
 

@@ -11,6 +11,7 @@ from lowered import ISAS, plain, planned, tensors
 from tiny import Dense
 
 from quire.backends.draft_model import DraftModel
+from quire.backends.native import _core
 from quire.backends.native.backend import NativeBackend
 from quire.backends.native.weights import load_packed
 from quire.program import Program
@@ -31,7 +32,7 @@ def on_native(
         joined = replace(program, ops=(*program.ops, *model.program.ops))
     names = joined.weights()
     checkpoint = tensors({name: weights[name] for name in names}, "f32")
-    packed = load_packed(planned(joined, checkpoint), isa=ISAS[0], num_threads=1)
+    packed = load_packed(planned(joined, checkpoint), isa=ISAS[0], nodes=_core.Nodes(1))
     return NativeBackend(
         program,
         packed.matrices,
@@ -40,7 +41,7 @@ def on_native(
         block_size=SIZE,
         kv_cache_dtype="float32",
         isa=ISAS[0],
-        num_threads=2,
+        nodes=_core.Nodes(2),
         max_num_seqs=SLOTS,
         ahead=True,
         draft=model,

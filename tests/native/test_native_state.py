@@ -39,6 +39,7 @@ from test_state import (  # noqa: F401
 from tiny import VOCAB, Paged, Sequence, batch_of, random_weights, same_bits
 
 from quire.backends.backend import Backend, Capacity
+from quire.backends.native import _core
 from quire.backends.native.backend import NativeBackend
 from quire.backends.native.device import NativeDevice
 from quire.backends.native.weights import load_packed
@@ -91,7 +92,7 @@ def sequences(paged: Paged) -> list[Sequence]:
 
 def new(op: OneOp, isa: str, threads: int = 2) -> Paged:
     """A program on the native backend whose slots and snapshots hold what is not a number."""
-    packed = load_packed(planned(op.program, op.checkpoint()), isa=isa, num_threads=1)
+    packed = load_packed(planned(op.program, op.checkpoint()), isa=isa, nodes=_core.Nodes(1))
     make = partial(native(isa, threads), num_snapshots=8)
     paged = Paged(op.program, packed, make=make, num_blocks=400, num_slots=8)
     spoilt = [Sequence([SPOILT] * 192, [0] * 12, slot=slot) for slot in range(8)]

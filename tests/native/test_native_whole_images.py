@@ -15,6 +15,7 @@ from seeing import Seeing, compute, mild_weights, whole
 from test_native_images import apart
 from tiny_vision import CONFIG3, CONFIG4, CONFIG4E, PROCESSOR3, PROCESSOR4
 
+from quire.backends.native import _core
 from quire.backends.native.backend import NativeBackend
 from quire.backends.native.weights import load_packed
 from quire.backends.reference import ReferenceBackend
@@ -53,8 +54,13 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
 
 def on(of: Seeing, isa: str, format: str = "f32", threads: int = 1, ahead: bool = False) -> Driver:
     plans = planned(whole(of.program, of.vision), tensors(of.weights, format), scheme(format))
-    packed = load_packed(plans, isa=isa, num_threads=threads)
-    how: dict[str, Any] = {"kv_cache_dtype": "float32", "isa": isa, "num_threads": threads, "ahead": ahead}
+    packed = load_packed(plans, isa=isa, nodes=_core.Nodes(threads))
+    how: dict[str, Any] = {
+        "kv_cache_dtype": "float32",
+        "isa": isa,
+        "nodes": _core.Nodes(threads),
+        "ahead": ahead,
+    }
     backend = NativeBackend(of.program, packed.matrices, packed.vectors, **of.size, **how, max_num_seqs=3)
     return Driver(of.program, backend)
 

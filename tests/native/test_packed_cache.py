@@ -55,7 +55,7 @@ def read(
     cache: PackedCache | None = None,
     **how: Any,
 ) -> Packed:
-    options = {"isa": ISA, "num_threads": 2, "model": str(folder), **how}
+    options = {"isa": ISA, "nodes": _core.Nodes(2), "model": str(folder), **how}
     return load_packed(planned(program, Checkpoint.open(folder), quantization), cache=cache, **options)
 
 
@@ -101,7 +101,7 @@ def test_weights_are_those_of_the_reference(tmp_path: Path, name: str, quantizat
     ]
     total = sum(entry.nbytes for name, entry in checkpoint.items())
     assert heard[-1][0] == heard[-1][1] >= total
-    assert contents(read(tmp_path / name, program, quantization, num_threads=1)) == contents(packed)
+    assert contents(read(tmp_path / name, program, quantization, nodes=_core.Nodes(1))) == contents(packed)
 
 
 def test_a_table_read_in_place(tmp_path: Path, cache: PackedCache) -> None:

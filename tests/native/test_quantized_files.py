@@ -9,6 +9,7 @@ from lowered import ISAS, native
 from quantized_files import FOLDERS, error_of, golden_of
 from tiny import Paged
 
+from quire.backends.native import _core
 from quire.backends.native.weights import load_packed
 from quire.config import EngineConfig
 from quire.description import describe
@@ -23,6 +24,6 @@ def test_logits_are_as_near_as_those_of_the_reference(name: str, shared_data: Pa
     facts = describe(EngineConfig.from_keywords(model=str(folder), device="reference"))
     allowed = 1.2 * error_of(facts.model, Paged(facts.program, load(facts.weights), num_blocks=300), golden)
     facts = describe(EngineConfig.from_keywords(model=str(folder), device="native"))
-    packed = load_packed(facts.weights, isa=ISAS[0], num_threads=1)
+    packed = load_packed(facts.weights, isa=ISAS[0], nodes=_core.Nodes(1))
     paged = Paged(facts.program, packed, num_blocks=300, make=native(ISAS[0]))
     assert error_of(facts.model, paged, golden) <= allowed + 2e-2

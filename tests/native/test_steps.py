@@ -17,6 +17,7 @@ import pytest
 from lowered import ISAS, plain, planned, tensors
 from tiny import VOCAB, random_weights, tiny
 
+from quire.backends.native import _core
 from quire.backends.native.backend import NativeBackend
 from quire.backends.native.weights import load_packed
 from quire.backends.slots import Deferred
@@ -46,7 +47,7 @@ def backend(ahead: bool = True) -> NativeBackend:
     program = plain(fuse(model().program))
     weights = random_weights(program)
     weights["model.embed_tokens.weight"].array[SPOILED] = np.nan
-    packed = load_packed(planned(program, tensors(weights, "f32")), isa=ISAS[0], num_threads=2)
+    packed = load_packed(planned(program, tensors(weights, "f32")), isa=ISAS[0], nodes=_core.Nodes(2))
     return NativeBackend(
         program,
         packed.matrices,
@@ -55,7 +56,7 @@ def backend(ahead: bool = True) -> NativeBackend:
         block_size=BLOCK,
         kv_cache_dtype="float32",
         isa=ISAS[0],
-        num_threads=2,
+        nodes=_core.Nodes(2),
         max_num_seqs=4,
         ahead=ahead,
     )

@@ -44,7 +44,7 @@ class NativeBackend:
         block_size: int,
         kv_cache_dtype: str,
         isa: str,
-        num_threads: int,
+        nodes: _core.Nodes,
         max_num_seqs: int = 64,
         num_snapshots: int = 0,
         ahead: bool = False,
@@ -52,7 +52,7 @@ class NativeBackend:
         vision: Vision | None = None,
     ) -> None:
         self.program = gather_products(program)
-        self._native = _core.Native(isa, num_threads)
+        self._native, self._nodes = _core.Native(isa, nodes), nodes
         caches = allocate(
             self.program,
             kv_dtype=kv_cache_dtype,
@@ -60,6 +60,7 @@ class NativeBackend:
             block_size=block_size,
             num_slots=max_num_seqs,
             num_snapshots=num_snapshots,
+            nodes=nodes,
         )
         self._memory, self._drafted_group = caches.memory, -1
         specs, layers = self.program.cache_groups, self.program.layer_groups
@@ -81,7 +82,7 @@ class NativeBackend:
         self._num_deferred = 0
         self._variants: set[int] = set()
         self.isa = isa
-        self.num_threads = num_threads
+        self.num_threads = nodes.num_threads
 
     def _draft_with(
         self,
@@ -105,6 +106,7 @@ class NativeBackend:
             block_size=block_size,
             num_slots=0,
             num_snapshots=0,
+            nodes=self._nodes,
         )
         native = _core.Native(isa, self._native)
         lowering = Lowering(native, program, *weights, caches)

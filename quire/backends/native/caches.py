@@ -36,8 +36,9 @@ def allocate(
     block_size: int,
     num_slots: int,
     num_snapshots: int,
+    nodes: _core.Nodes,
 ) -> NativeCaches:
-    """Allocate one cache per group."""
+    """Allocate one cache per group, spread over the nodes: any thread reads any block."""
     layers, arrays = program.layer_groups, list[list[np.ndarray]]()
     found_paged: dict[int, tuple[_core.KVCache, int]] = {}
     found_states: dict[int, tuple[_core.StateCache, int]] = {}
@@ -46,6 +47,7 @@ def allocate(
         if isinstance(spec, SlotState):
             numbers = (prod(spec.shape), spec.inputs, spec.reach, spec.history, CHUNK)
             states = _core.StateCache(group, spec.dtype, len(members), num_slots, num_snapshots, *numbers)
+            states.spread(nodes)
             arrays.append([states.snapshots(num_snapshots)])
             found_states.update((layer, (states, i)) for i, layer in enumerate(members))
         else:
@@ -55,6 +57,7 @@ def allocate(
                 dims = (0, spec.dim, spec.rank)
             size = (blocks, block_size, *dims)
             paged = _core.KVCache(group, kv_dtype, len(members), *size)
+            paged.spread(nodes)
             arrays.append(paged.blocks(blocks))
             found_paged.update((layer, (paged, i)) for i, layer in enumerate(members))
     return NativeCaches(found_paged, found_states, BlockMemory(arrays))

@@ -54,6 +54,7 @@ class NativeDevice(HostDevice):
     ) -> None:
         self.isa = _chosen_isa()
         self.num_threads = num_threads or usable_cores()
+        self.nodes = _core.Nodes(self.num_threads)
         self._model = model
         self._packed_cache = packed_cache
         self.shares_weights = share_weights and packed_cache
@@ -63,10 +64,12 @@ class NativeDevice(HostDevice):
         return self.isa
 
     def in_words(self) -> str:
-        return f"C++ for {self.isa}, {self.num_threads} thread{'s' * (self.num_threads > 1)}"
+        nodes = f" on {self.nodes.count} NUMA nodes" if self.nodes.count > 1 else ""
+        return f"C++ for {self.isa}, {self.num_threads} thread{'s' * (self.num_threads > 1)}{nodes}"
 
     def facts(self) -> Mapping[str, str | int]:
-        return {"isa": self.isa, "num_threads": self.num_threads}
+        facts: dict[str, str | int] = {"isa": self.isa, "num_threads": self.num_threads}
+        return facts | ({"numa_nodes": self.nodes.count} if self.nodes.count > 1 else {})
 
     def storage(self, spec: WeightSpec, stored: Storage, quantization: str | None) -> Storage:
         """Keep or quantize floats; unpack to float32, which is exact, what no kernel multiplies."""
@@ -149,7 +152,7 @@ class NativeDevice(HostDevice):
             block_size=capacity.block_size,
             kv_cache_dtype=capacity.kv_dtype,
             isa=self.isa,
-            num_threads=self.num_threads,
+            nodes=self.nodes,
             max_num_seqs=capacity.max_num_seqs,
             num_snapshots=capacity.num_snapshots,
             ahead=capacity.max_steps_in_flight > 1,
@@ -161,7 +164,7 @@ class NativeDevice(HostDevice):
         return load_packed(
             weights,
             isa=self.isa,
-            num_threads=self.num_threads,
+            nodes=self.nodes,
             progress=progress,
             cache=self._cache(),
             model=model,

@@ -22,7 +22,7 @@ import numpy as np
 from quire.backends.native import _core
 from quire.backends.native.coding import packing_of
 from quire.backends.native.layout import IN_PLACE, VECTOR
-from quire.backends.packed_cache import Bytes, PackedCache, PackedFileWriter, allocate
+from quire.backends.packed_cache import Allocate, Bytes, PackedCache, PackedFileWriter, allocate
 from quire.program.program import WeightSpec
 from quire.quantize.coded import Coded
 from quire.quantize.kinds import DTYPE_NAMES, Array, StoredWeight, to_float32
@@ -52,7 +52,7 @@ def load_packed(
     plan: WeightPlan,
     *,
     isa: str,
-    num_threads: int,
+    nodes: _core.Nodes,
     progress: Progress | None = None,
     cache: PackedCache | None = None,
     model: str = "",
@@ -60,27 +60,29 @@ def load_packed(
     """Pack every weight of a plan at its place in the layout.
 
     `progress` is called with bytes read of the checkpoint or of the packed cache, where the model is `model`.
-    The result does not depend on `isa`, whose kernels are used, nor on `num_threads`.
+    The result does not depend on `isa`, whose kernels are used, nor on the `nodes`, whose threads pack and
+    near whose threads memory is placed, unless it is that of a file.
     """
     tensors, layout, quantization = plan.need_tensors(), plan.layout, plan.quantization
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="quire-load") as pool:
+    new = partial(_placed, plan, nodes)
+    with ThreadPoolExecutor(nodes.num_threads, thread_name_prefix="quire-load") as pool:
         packer = _Packer(tensors, isa, pool, progress)
         if cache is None or not cache.holds(layout.nbytes) or not (converts(plan) or cache.shared):
-            return _named(plan, packer.to_memory(layout, plan.specs), False)
+            return _named(plan, packer.to_memory(layout, plan.specs, new), False)
         key = packing_key(plan)
         with cache.turn(key):
-            if (kept := cache.read(key, layout.nbytes, pool.map, progress)) is not None:
+            if (kept := cache.read(key, layout.nbytes, pool.map, progress, new)) is not None:
                 return _named(plan, kept, True)
             if (writer := cache.create(key, layout.nbytes)) is not None:
                 try:
                     packer.to_file(layout, plan.specs, writer)
-                    memory = writer.finish(model, quantization or "as stored", pool.map)
+                    memory = writer.finish(model, quantization or "as stored", pool.map, new)
                     return _named(plan, memory, False)
                 except OSError as error:
                     cache.give_up(error)
                 finally:
                     writer.close()
-        return _named(plan, packer.to_memory(layout, plan.specs), False)
+        return _named(plan, packer.to_memory(layout, plan.specs, new), False)
 
 
 def converts(plan: WeightPlan) -> bool:
@@ -101,21 +103,36 @@ def _matrix(part: WeightPlace, buffer: Bytes) -> _core.Matrix:
     return _core.Matrix.mapped(part.format, count, outputs, inputs, buffer)
 
 
-def _named(plan: WeightPlan, memory: Bytes, found: bool) -> Packed:
-    matrices, experts = {}, dict[str, list[_core.Matrix]]()
-    vectors: dict[str, Array] = {}
+def _placed(plan: WeightPlan, nodes: _core.Nodes, nbytes: int) -> Bytes:
+    """Return new memory for all weights, each page near the threads that will multiply most of it."""
+    memory = allocate(nbytes)
+    if nodes.count > 1:
+        nodes.place(memory, list(_matrices_in(plan, memory).values()))
+    return memory
+
+
+def _matrices_in(plan: WeightPlan, memory: Bytes) -> dict[str, _core.Matrix]:
+    """Return the matrices by name, at their places in memory."""
+    matrices, experts = dict[str, _core.Matrix](), dict[str, list[_core.Matrix]]()
     for part in plan.layout.parts:
-        buffer, spec = part.of(memory), plan.specs[part.name]
+        if part.format in (VECTOR, IN_PLACE):
+            continue
+        if part.expert is None:
+            matrices[part.name] = _matrix(part, part.of(memory))
+        else:
+            experts.setdefault(part.name, []).append(_matrix(part, part.of(memory)))
+    return matrices | {name: _core.Matrix.joined(parts) for name, parts in experts.items()}
+
+
+def _named(plan: WeightPlan, memory: Bytes, found: bool) -> Packed:
+    vectors = dict[str, Array]()
+    for part in plan.layout.parts:
+        spec = plan.specs[part.name]
         if part.format == VECTOR:
-            vectors[part.name] = buffer.view(np.float32).reshape(spec.shape)
+            vectors[part.name] = part.of(memory).view(np.float32).reshape(spec.shape)
         elif part.format == IN_PLACE:
             vectors[part.name] = canonical(spec, plan.need_tensors().pull(spec.sources[0])).floats()
-        elif part.expert is None:
-            matrices[part.name] = _matrix(part, buffer)
-        else:
-            experts.setdefault(part.name, []).append(_matrix(part, buffer))
-    joined = {name: _core.Matrix.joined(parts) for name, parts in experts.items()}
-    return Packed(matrices | joined, vectors, found)
+    return Packed(_matrices_in(plan, memory), vectors, found)
 
 
 def _sources(part: WeightPlace, spec: WeightSpec) -> tuple[str, ...]:
@@ -133,9 +150,9 @@ class _Packer:
         self._pool = pool
         self._progress = progress
 
-    def to_memory(self, layout: Layout, specs: Mapping[str, WeightSpec]) -> Bytes:
-        """Pack all weights into memory of this process."""
-        memory = allocate(layout.nbytes)
+    def to_memory(self, layout: Layout, specs: Mapping[str, WeightSpec], new: Allocate) -> Bytes:
+        """Pack all weights into new memory of this process."""
+        memory = new(layout.nbytes)
         for part in self._in_order(layout, specs):
             self._begin(part, specs[part.name], part.of(memory))()
         return memory
