@@ -8,13 +8,18 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings.h"
+#include "core/executor.h"
+#include "core/isa.h"
 #include "core/nodes.h"
 #include "core/placement.h"
 
@@ -56,6 +61,35 @@ Ranges divided(uintptr_t first, uintptr_t last, const Ranges& read, int nodes) {
   return ranges_of(divide_pages(first, last, all, nodes));
 }
 
+// An op that records which thread takes which task, while others come to take theirs.
+class Recorded : public Op {
+ public:
+  Recorded(int64_t tasks, int threads) : taken((size_t)threads), tasks_(tasks) {}
+  int64_t tasks(const Step&) const override { return tasks_; }
+  void run(const Step&, int64_t task, int thread) override {
+    taken[(size_t)thread].push_back(task);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  double operations(const Step&) const override { return 1; }
+
+  std::vector<std::vector<int64_t>> taken;  // by thread, in order
+
+ private:
+  int64_t tasks_;
+};
+
+std::vector<std::vector<int64_t>> record(const Nodes& nodes, int64_t tasks,
+                                         const std::vector<double>& shares) {
+  Executor executor(*available_kernels().back(), std::make_shared<ThreadPool>(nodes));
+  auto op = std::make_unique<Recorded>(tasks, nodes.threads());
+  const Recorded& recorded = *op;
+  executor.add(std::move(op));
+  const Batch batch{};
+  executor.begin(batch);
+  for (const double share : shares) executor.advance(share);
+  return recorded.taken;
+}
+
 }  // namespace
 
 }  // namespace quire
@@ -86,6 +120,8 @@ void bind_nodes(nb::module_& m) {
           "bytes",
           [](const Nodes& self, const Matrix& matrix) { return ranges_of(bytes_by_node(matrix, self)); },
           "matrix"_a, "Ranges (first, last, node) of the addresses that the threads of each node read.")
+      .def("record", &record, "tasks"_a, "shares"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "The tasks that each thread takes, in order, for tests: in parts that end at these shares.")
       .def(
           "place",
           [](const Nodes& self, Bytes memory, const std::vector<std::shared_ptr<const Matrix>>& weights) {

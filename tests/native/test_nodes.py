@@ -136,6 +136,29 @@ def test_things_are_divided_by_threads(threads: tuple[int, ...]) -> None:
             assert abs((last - first) - total * own / sum(threads)) < 1
 
 
+@pytest.mark.parametrize("shares", [(1,), (0.05, 0.35, 0.4, 0.99, 1), (0.6, 1)])
+@pytest.mark.parametrize("threads", [(1,), (3,), *SPLITS])
+def test_threads_take_each_task_once_and_those_of_their_node_first(
+    threads: tuple[int, ...], shares: tuple[float, ...]
+) -> None:
+    nodes, tasks = _core.Nodes.of(threads), 41
+    taken = nodes.record(tasks, shares)
+    assert sorted(task for own in taken for task in own) == list(range(tasks))
+    for thread, own in enumerate(taken):
+        node = nodes.of_thread(thread)
+        first, last = nodes.first(tasks, node), nodes.first(tasks, node + 1)
+        for begin, end in pairwise((0, *shares)):  # within a part
+            part = [task for task in own if int(begin * tasks) <= task < int(end * tasks)]
+            theirs = [first <= task < last for task in part]
+            assert theirs == sorted(theirs, reverse=True)
+
+
+@pytest.mark.parametrize("num_tasks", [0, 1, 2, 3])
+def test_fewer_tasks_than_threads(num_tasks: int) -> None:
+    taken = _core.Nodes.of([2, 1, 1]).record(num_tasks, [0.5, 1])
+    assert sorted(task for own in taken for task in own) == list(range(num_tasks))
+
+
 def sections(nodes: _core.Nodes, matrix: _core.Matrix) -> list[tuple[int, int, int, int]]:
     return [nodes.section(matrix, node) for node in range(nodes.count)]
 
