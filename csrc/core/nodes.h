@@ -38,7 +38,10 @@ class Nodes {
 
   // Divides `total` things among nodes in proportion to their threads: returns the first one of `node`, or
   // `total` for the node after the last.
-  int64_t first(int64_t total, int node) const { return total * before_[(size_t)node] / threads(); }
+  int64_t first(int64_t total, int node) const {
+    if (node == 0 || node == count()) return node ? total : 0;  // without a division
+    return total * before_[(size_t)node] / threads();
+  }
 
  private:
   Nodes() = default;
