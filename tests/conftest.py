@@ -32,6 +32,8 @@ if "QUIRE_TEST_CORE" in os.environ:
 collect_ignore = ["agents", "browser", "ray"]  # they need more installed: `make agents` and so on
 if "QUIRE_TEST_CUDA" not in os.environ:  # that is `make cuda`
     collect_ignore.append("cuda")
+if len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) < 2:  # that is scripts/numa_in_qemu.py
+    collect_ignore.append("native/test_node_pages.py")
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

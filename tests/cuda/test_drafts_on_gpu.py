@@ -189,6 +189,26 @@ def test_passes_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> N
     assert {rows for rows, _ in backend._drafts._passes._graphs._graphs} == {1, 2}
 
 
+def test_guesses_beyond_the_blocks_of_several_sequences() -> None:
+    """Each has spare blocks of its own: all reach the ends of their blocks in the same steps."""
+    backend = llama()
+    drafts = Drafts(backend.program, backend, 8)
+    texts = [np.random.default_rng(i).integers(0, VOCAB, 14).tolist() for i in range(3)]
+    drafts.run([drafts.admit(slot, text, ON_DEVICE) for slot, text in enumerate(texts)], 30, 4)
+    assert drafts.num_accepted == drafts.num_drafted > 30
+
+
+def test_penalties_count_proposed_tokens() -> None:
+    """Tokens that are wanted as much take turns, as each one lowers the chance of itself."""
+    backend = llama()
+    drafts = Drafts(backend.program, backend, 8)
+    how = replace(ON_DEVICE, logit_bias={3: 20.0, 9: 19.5, 12: 19.0}, frequency_penalty=2.0)
+    sequences = [drafts.admit(slot, text, how) for slot, text in enumerate(TEXTS)]
+    drafts.run(sequences, 34, 4)
+    assert drafts.num_accepted == drafts.num_drafted > 12
+    assert {3, 9, 12} <= set(sequences[0].tokens[18:])
+
+
 def proposals(backend: Any, program: Program, hows: list[SamplingParams]) -> list[Any]:
     """What is proposed for sequences of these parameters, step by step, with prompts in chunks."""
     drafts, found = Drafts(program, backend, 8), []

@@ -115,6 +115,7 @@ def test_rows_of_several_sequences(dtype: np.dtype[Any], most: float) -> None:
     found = case.attended(64, 3, 20)
     assert np.abs(found - case.wanted()).max() < most
     assert (case.attended(16, 1, 10) == found).all()
+    assert (case.attended(16, 1, 16) == found).all()
     assert (case.attended(64, 3, 20, AT_ONCE=16) == found).all()
 
 

@@ -27,8 +27,6 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 MOVE_PAGES = {"x86_64": 279, "aarch64": 239}  # the number of the system call
 W = Names("w")
 
-pytestmark = pytest.mark.skipif(NODES.count == 1, reason="this machine has one NUMA node")
-
 
 def nodes_of_pages(first: int, last: int) -> list[int]:
     """The node of each page that overlaps [first, last), negative for those that were never written."""

@@ -13,7 +13,7 @@ from quire.backends.cuda.accelerator import Accelerator, DeviceArray, DeviceFaul
 from quire.backends.cuda.caches import LayerCache, layer_caches
 from quire.backends.cuda.device_slots import DeviceSlot
 from quire.backends.cuda.draws import Draw, Draws, RowDraws
-from quire.backends.cuda.graphs import DecodeGraphs, decode_batch, padded_rows
+from quire.backends.cuda.graphs import DecodeGraphs, decode_batch
 from quire.backends.cuda.kernels.variant import row_block
 from quire.backends.cuda.launch_list import Lowered
 from quire.backends.cuda.memory import ReusedMemory
@@ -43,8 +43,9 @@ class DevicePasses:
     """Computes the passes of a draft model on an accelerator, with its draws: none waits for another.
 
     Numbers stand for tokens until `drawn` waits for them. A pass takes the tokens that the one before it
-    drew, and the hidden states that it handed out, in the memory of the accelerator. Block tables and lengths
-    of slots stay there, and passes of one token a row have graphs.
+    drew, and the hidden states that it handed out, in the memory of the accelerator. Block tables of slots
+    stay there, without lengths of contexts: tokens see what is up to their own positions. Passes of one token
+    a row have graphs.
     """
 
     def __init__(
@@ -64,7 +65,6 @@ class DevicePasses:
             accelerator, self._spare_slot + 1, num_groups=len(lowered.program.cache_groups)
         )
         self.grant(self._spare_slot, 0, ())
-        self._tables.set_lengths(np.array([self._spare_slot]), np.array([1]))
         self._graphs = DecodeGraphs(accelerator)
         self._indices = ReusedMemory(accelerator)
         self._last: tuple[DeviceArray, dict[int, int]] | None = None  # hidden states [L, width]; rows by slot
@@ -86,9 +86,7 @@ class DevicePasses:
 
     def draw(self, batch: Batch, drawings: Sequence[Drawing[SlotSampling]]) -> tuple[list[int | None], None]:
         """Launch a batch, and draws by its logits; return the numbers that stand for the tokens."""
-        self._tables.set_lengths(batch.slots, batch.context_lens)
         decode = decode_batch(batch, self._spare_slot)
-        self._memory.reserve(padded_rows(len(batch.slots)))  # of later passes: they read what this one left
         step = self._memory.put(decode or batch, self._tables)
         if batch.token_ids.min() < 0:
             self._sampler.feed(step.token_ids)

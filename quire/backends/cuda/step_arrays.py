@@ -142,12 +142,8 @@ class StepMemory:
             states=StateArrays.of(kept, self._states) if self._states else None,
         )
 
-    def reserve(self, num_rows: int) -> None:
-        """Allocate the values of steps of so many rows: none of these moves those of another."""
-        self._grow({"T": num_rows, "L": num_rows})
-
-    def _grow(self, counts: dict[Count, int]) -> None:
-        """Allocate the buffers of values, unless they have as many rows."""
+    def _values(self, counts: dict[Count, int]) -> list[DeviceArray]:
+        """Return the buffers of values, with as many rows as the step has."""
         if any(rows > self._rows[count] for count, rows in counts.items()):
             most = {count: max(self._rows[count], rows) for count, rows in counts.items()}
             self._rows, self._buffers = {"T": 0, "L": 0}, []  # freed before others are allocated
@@ -156,10 +152,6 @@ class StepMemory:
                 self._memory.allocate(max(1, most[count] * row_bytes)) for count, row_bytes in self._sizes
             ]
             self._rows = most
-
-    def _values(self, counts: dict[Count, int]) -> list[DeviceArray]:
-        """Return the buffers of values, with as many rows as the step has."""
-        self._grow(counts)
         float32 = np.dtype(np.float32)
         return [
             buffer.part(0, (counts[count], row_bytes // 4), float32)
