@@ -948,14 +948,14 @@ def check_model(piece: Piece) -> None:
             streams.run(prompts(1, config["vocab_size"], (length,), 1), chunk)
             facts = {"tokens": length, "chunk": chunk, "tokens_per_s": length / streams.first_s}
             piece.found(what="prompt", weights=quantization or "bf16", first_token_s=streams.first_s, **facts)
+    few = random_model(piece, config if piece.toy else config | {"num_hidden_layers": 4}, None)
     for number in (1,) if piece.toy else (1, 64):
-        _drafting(piece, config, number)
+        _drafting(piece, few, number)
 
 
-def _drafting(piece: Piece, config: dict[str, Any], number: int) -> None:
+def _drafting(piece: Piece, model: Any, number: int) -> None:
     """Time the passes of a draft model of four layers, which propose four tokens after each step."""
-    own = config if piece.toy else config | {"num_hidden_layers": 4}
-    program, weights, nbytes = random_model(piece, own, None)
+    program, weights, nbytes = model
     each, num_steps = 8, 3 if piece.toy else 24
     capacity = Capacity([number * each] * len(program.cache_groups), BLOCK, "bfloat16", number)
     draft = DraftModel(program, weights, 64 * number, BLOCK * each)
