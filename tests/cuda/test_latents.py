@@ -131,12 +131,12 @@ def test_segments_apart_give_the_bits_of_one_program() -> None:
     ("tokens", "rows", "heads", "tile"),
     [
         *((1, 1, heads, (16, 1, of)) for heads, of in ((5, 5), (16, 16), (20, 10), (128, 16))),
-        *((63, 63, 128, (16, 1, 16)), (64, 64, 128, (64, 1, 64))),
-        *((512, 4, 5, (64, 12, 5)), (512, 4, 16, (64, 4, 16))),
-        *((512, 4, 20, (64, 3, 20)), (512, 4, 128, (64, 1, 64))),
+        *((31, 31, 128, (16, 1, 16)), (32, 32, 128, (64, 1, 64))),
+        *((512, 4, 5, (16, 3, 5)), (800, 4, 5, (64, 12, 5)), (512, 4, 16, (64, 4, 16))),
+        *((512, 4, 20, (64, 3, 20)), (512, 4, 128, (64, 1, 64)), (5, 1, 16, (16, 1, 16))),
     ],
 )
 def test_tiles(tokens: int, rows: int, heads: int, tile: tuple[int, int, int]) -> None:
-    """All heads of some tokens that see nearly the same, where that leaves enough programs."""
+    """All heads of some tokens that see nearly the same, where enough programs are left."""
     step: Any = SimpleNamespace(counts={"T": tokens}, num_rows=rows)
     assert _tile(step, heads) == tile

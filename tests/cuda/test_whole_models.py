@@ -191,7 +191,7 @@ def random_numbers(rng: np.random.Generator, array: DeviceArray) -> bytes:
 def test_segments_of_a_long_context_give_the_bits_of_one_program(
     monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, kernel: str
 ) -> None:
-    """A step of one token over 2,500 positions launches segments, and one of two tokens does not."""
+    """Steps of one and of three tokens over 2,500 positions launch segments."""
     program, asked = fuse(wide(name).program), list[str]()
     launch = InterpretedAccelerator.launch
     monkeypatch.setattr(
@@ -202,10 +202,15 @@ def test_segments_of_a_long_context_give_the_bits_of_one_program(
     computed, listed = asked.count(kernel), asked.count("list_segments")
     assert asked.count("merge_segments") == computed >= listed > 0
     assert name != "llama" or computed > listed == 1  # layers with the same segments have one list
+    sequence.computed -= 3
+    together = paged.step([(sequence, 3)])[0]
+    assert asked.count(kernel) == 2 * computed
     monkeypatch.setattr(segments, "LEAST", 1 << 30)
     paged, sequence = prefilled(program, dtype, 2500)
     asked.clear()
     assert same_bits(paged.step([(sequence, 1)])[0], apart)
+    sequence.computed -= 3
+    assert same_bits(paged.step([(sequence, 3)])[0], together)
     assert kernel not in asked
 
 

@@ -20,6 +20,8 @@ from quire.program.batch import Batch
 from quire.program.program import Program
 from quire.weights.plan import Layout
 
+_MOST = 8192  # rows that have the largest tile of most matrices
+
 
 class _Nowhere:
     """Memory of any size that keeps nothing."""
@@ -39,9 +41,9 @@ class _Nowhere:
 def launches_of(
     program: Program, layout: Layout, capacity: Capacity, halves: bool = False
 ) -> Iterator[Launch]:
-    """Return the launches of steps of one token, with a short and a long context, and of one of many tokens.
+    """Return the launches of steps of one token, with a short and a long context, and of many tokens.
 
-    The last has the larger one of all tiles. `halves` as for `lower`.
+    The last one has the largest of all tiles. `halves` as for `lower`.
     """
     nowhere = _Nowhere()
     memory = nowhere.allocate(max(layout.nbytes, 1))
@@ -52,7 +54,9 @@ def launches_of(
     lowered = lower(program, weights, caches, capacity.block_size, nowhere, halves)
     steps = step_memory(lowered, nowhere)
     number = max((op.num_experts for op in program if isinstance(op, ops.Experts)), default=1)
-    for context, count in ((1, 1), (LEAST * SEGMENT, 1), (many := (MOST_SMALL + 1) * number, many)):
+    many = (MOST_SMALL + 1) * number
+    most = max(many, _MOST)
+    for context, count in ((1, 1), (LEAST * SEGMENT, 1), (many, many), (most, most)):
         step = steps.put(_row(program, context, count, capacity.block_size))
         for launch in (launch(step) for launch in lowered.launches):
             if not (isinstance(launch, RankExchange) or launch.is_empty):

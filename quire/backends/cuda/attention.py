@@ -135,7 +135,7 @@ def _attend(own: _Layer, queries: Value) -> None:
     by_segments = CACHES[own.kind] == "bf16" and own.softcap is None and own.shared <= fewest
 
     def launch(step: StepArrays) -> Launch:
-        if by_segments and to.segments.most(shape, step):  # of rows of one token, which see none after it
+        if by_segments and to.segments.most(shape, step):
             return NOTHING
         count = step.counts[own.count]
         block = fewest if step.num_rows == count and own.shared <= fewest else most

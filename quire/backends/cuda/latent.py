@@ -18,7 +18,7 @@ from quire.program import ops
 from quire.quantize.groups import ceil_div
 
 _FEW, _MANY = LATENT_ROWS
-_PROGRAMS = 128  # that leave no part of a GPU idle
+_PROGRAMS = 64  # of many rows that take no longer than four times as many of few
 
 
 def by_head_parts(op: ops.LinearByHead, format: str) -> tuple[Part, Part, Part]:
@@ -122,10 +122,13 @@ def latent_attention(op: ops.LatentAttention, to: LaunchList) -> None:
 def _tile(step: StepArrays, heads: int) -> tuple[int, int, int]:
     """Return the rows of a program of attend_latent, and how many tokens and heads it has.
 
-    Steps of one token for each row have programs of few rows, unless enough of many are left.
+    Programs of many rows read less, but there must be enough of them. A token that is alone in its row shares
+    nothing with others.
     """
     tokens, alone = step.counts["T"], step.num_rows == step.counts["T"]
-    many = tokens * ceil_div(heads, _MANY) >= _PROGRAMS if alone else True
-    block = _MANY if many else _FEW
-    of_heads = ceil_div(heads, ceil_div(heads, block))
-    return block, 1 if alone else block // of_heads, of_heads
+    for block in (_MANY, _FEW):
+        of_heads = ceil_div(heads, ceil_div(heads, block))
+        of_tokens = 1 if alone else block // of_heads
+        if ceil_div(tokens, of_tokens) * ceil_div(heads, of_heads) >= _PROGRAMS:
+            break
+    return block, of_tokens, of_heads

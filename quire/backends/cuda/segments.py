@@ -1,4 +1,4 @@
-"""Attention of few rows with long contexts as launches: programs compute segments, others merge them.
+"""Attention of few tokens with long contexts as launches: programs compute segments, others merge them.
 
 The bits are those of `attend`, whose sums have the same partitions and segments. Which launches a step has
 depends on its numbers of tokens and on the lengths of its block tables alone, not on what is in these.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.backends.cuda.accelerator import Argument, Constant, DeviceArray, Launch, Memory
+from quire.backends.cuda.image_arrays import visible_ends
 from quire.backends.cuda.kernels.variants import LISTED_TOKENS
 from quire.backends.cuda.scratch import carve
 from quire.backends.cuda.step_arrays import StepArrays
@@ -59,16 +60,15 @@ class Segments:
     def most(self, shape: SegmentShape, step: StepArrays) -> int:
         """Return how many segments a token of a step may see; 0 if they are not computed apart.
 
-        They are in steps of one token for each row, if programs of `attend` alone would be too few.
+        They are in steps whose tokens all need logits, as where drafts are verified, and see none after
+        them, if programs of `attend` alone would be too few.
         """
         tokens = step.counts["T"]
         most = -(-step.block_tables[shape.table].shape[1] * self._block_size // SEGMENT)
         if shape.window:
             most = min(most, shape.window // SEGMENT + 2)
-        few = (
-            step.num_rows == tokens == step.counts["L"] <= LISTED_TOKENS
-            and tokens * shape.groups <= _PROGRAMS
-        )
+        few = tokens == step.counts["L"] <= LISTED_TOKENS and tokens * shape.groups <= _PROGRAMS
+        few = few and (step.num_rows == tokens or visible_ends("T") not in step.texts)
         fits = tokens * most <= min(_MOST_ITEMS, _SUM_BYTES // (4 * shape.sum_width))
         return most if few and fits and most >= LEAST else 0
 

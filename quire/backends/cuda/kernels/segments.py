@@ -1,4 +1,4 @@
-"""Attention for rows of one token with long contexts: a program computes a segment, another merges them.
+"""Attention of few tokens with long contexts: a program computes a segment, another merges them.
 
 A list on the device says which segments there are, so a captured graph serves every context.
 """
