@@ -960,7 +960,7 @@ def _drafting(piece: Piece, model: Any, number: int) -> None:
     capacity = Capacity([number * each] * len(program.cache_groups), BLOCK, "bfloat16", number)
     draft = DraftModel(program, weights, 64 * number, BLOCK * each)
     backend = CudaBackend(program, weights, piece.accelerator, capacity, draft)
-    text, took_s = list(range(3, 11)), []
+    text, took_s, right = list(range(3, 11)), [], True
     for index in range(num_steps):
         rows, admitted, granted = [], [], []
         for slot in range(number):
@@ -972,12 +972,10 @@ def _drafting(piece: Piece, model: Any, number: int) -> None:
         step = Step(index, tuple(rows), tuple(admitted), tuple(granted), num_proposed=4)
         result = backend.launch(step).result()
         took_s.append(result.draft_s)
-        proposed = [sum(len(draft.token_ids) for draft in row.drafts) for row in result.rows]
-        if proposed != [4] * number:
-            raise RuntimeError(f"{proposed} tokens were proposed, not 4 for each row")
+        right &= all(sum(len(draft.token_ids) for draft in row.drafts) == 4 for row in result.rows)
     middle_s = float(np.median(took_s[len(took_s) // 2 :]))
     rate = 4 * nbytes / middle_s / 1e9  # each pass reads the weights
-    piece.found(what="four drafted tokens", streams=number, ms=middle_s * 1e3, gb_per_s=rate)
+    piece.found(right, what="four drafted tokens", streams=number, ms=middle_s * 1e3, gb_per_s=rate)
 
 
 def _decode(

@@ -12,6 +12,7 @@ import pytest
 
 from quire.backends.cuda import interpreter
 from quire.backends.cuda.kernels import attention, rope_and_kv, segments
+from quire.backends.cuda.step_arrays import row_tiles
 from quire.program.ops.attention import Context, attend
 from quire.program.rope import Rope
 
@@ -230,10 +231,11 @@ class Case:
     def attended(self, tokens: int) -> np.ndarray:
         """Return the result of `attend` with so many tokens a program."""
         rows, out, how = self.rows, np.empty((len(self.q), self.heads, self.value_dim), np.float32), self.how
+        tiles = row_tiles(rows.token_rows, tokens).astype(np.int32)
         where = [rows.positions, rows.token_rows, rows.positions, rows.context_lens, rows.tables]
         flags = [0, int(how.sinks), 0.2, how.softcap]
-        args = [out, self.q, *self.caches, self.sinks, *where, rows.tables.shape[1], len(self.q), tokens]
-        grid = (-(-len(self.q) // tokens), self.groups)
+        args = [out, self.q, *self.caches, self.sinks, *where, rows.tables.shape[1], tiles]
+        grid = (len(tiles) - 1, self.groups)
         interpreter.run(
             attention.attend, grid, [*args, *self._sizes, *flags], self._constants | {"BLOCK_M": 16}
         )
@@ -269,10 +271,23 @@ HOWS = [How(), How(window=40), How(window=96, chunked=True), How(softcap=2.0), H
     ids=str,
 )
 def test_attend_mixed_rows(how: How, dtype: np.dtype[Any]) -> None:
-    """A decode row, a chunk and a whole prompt in one step, with tiles that cross rows."""
+    """A decode row, a chunk and a whole prompt in one step."""
     case = Case(rows_of((100, 1), (70, 6), (3, 3), (65, 2)), how, dtype)
     most = 2e-6 if dtype == F32 else 0.02
     assert np.abs(case.attended(tokens=4) - case.wanted()).max() < most
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "tiles"),
+    [
+        ([0, 0, 0, 0, 0, 1, 2, 2], 2, [0, 2, 4, 5, 6, 8]),
+        ([3, 1, 2], 16, [0, 1, 2, 3]),
+        ([0, 0, 4, 4], 9, [0, 2, 4]),
+        ([], 4, [0]),
+    ],
+)
+def test_tiles_have_tokens_of_one_row(rows: list[int], most: int, tiles: list[int]) -> None:
+    assert row_tiles(np.array(rows, int), most).tolist() == tiles
 
 
 def test_tokens_of_an_image_see_its_end() -> None:
@@ -287,8 +302,7 @@ def test_tokens_of_an_image_see_its_end() -> None:
         rows.context_lens,
         rows.tables,
         rows.tables.shape[1],
-        6,
-        4,
+        np.array([0, 4, 6], np.int32),
     ]
     args = [out, case.q, *case.caches, case.sinks, *where, *case._sizes, 1, 0, 0.2, 0.0]
     interpreter.run(attention.attend, (2, 2), args, case._constants | {"BLOCK_M": 16})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from tiny import Paged, same_bits
 from quire.backends.cuda import interpreter
 from quire.backends.cuda.kernels import latent, segments
 from quire.backends.cuda.latent import _tile
+from quire.backends.cuda.step_arrays import row_tiles
 from quire.program.ops.attention import Context, attend
 from quire.program.passes import fuse
 
@@ -73,7 +73,7 @@ class Case:
     @property
     def _where(self) -> list[Any]:
         rows = self.rows
-        place = [rows.positions, rows.token_rows, rows.tables, rows.tables.shape[1], len(self.q)]
+        place = [rows.positions, rows.token_rows, rows.tables, rows.tables.shape[1]]
         return [self.q, self.q_rope, *self.caches, *place]
 
     @property
@@ -84,8 +84,9 @@ class Case:
     def attended(self, block: int, tokens: int, heads: int, **how: int) -> np.ndarray:
         """Return the result of programs of so many rows, which have these tokens and heads."""
         out = np.full_like(self.q, np.nan)
-        sizes = [tokens, heads, HEADS, ROPE, RANK, BLOCK, SCALE]
-        grid = (-(-len(self.q) // tokens), -(-HEADS // heads))
+        tiles = row_tiles(self.rows.token_rows, tokens).astype(np.int32)
+        sizes = [tiles, heads, HEADS, ROPE, RANK, BLOCK, SCALE]
+        grid = (len(tiles) - 1, -(-HEADS // heads))
         constants = self._constants | {"BLOCK_M": block} | how
         interpreter.run(latent.attend_latent, grid, [out, *self._where, *sizes], constants)
         return out
@@ -99,7 +100,7 @@ class Case:
             segments.list_segments, (1,), [items, firsts, rows.positions, count, 0, 0], {"BLOCK": 16}
         )
         partial, stats = (np.full((most, HEADS, width), np.nan, np.float32) for width in (RANK, 2))
-        args = [partial, stats, items, firsts, *self._where, 10, HEADS, ROPE, RANK, BLOCK, SCALE]
+        args = [partial, stats, items, firsts, *self._where, count, 10, HEADS, ROPE, RANK, BLOCK, SCALE]
         constants = self._constants | {"BLOCK_M": 16}
         interpreter.run(latent.attend_latent_segments, (programs, 2), args, constants)
         out = np.full_like(self.q, np.nan)
@@ -110,7 +111,7 @@ class Case:
 
 @pytest.mark.parametrize(("dtype", "most"), [(F32, 2e-6), (BF16, 0.02), (INT8, 0.02)], ids=str)
 def test_rows_of_several_sequences(dtype: np.dtype[Any], most: float) -> None:
-    """Tiles of tokens and heads that cross rows, in programs of any size: equal bits, those of one token."""
+    """Tiles of tokens and heads, in programs of any size: equal bits, those of one token."""
     case = Case(MIXED, dtype)
     found = case.attended(64, 3, 20)
     assert np.abs(found - case.wanted()).max() < most
@@ -128,15 +129,9 @@ def test_segments_apart_give_the_bits_of_one_program() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "rows", "heads", "tile"),
-    [
-        *((1, 1, heads, (16, 1, of)) for heads, of in ((5, 5), (16, 16), (20, 10), (128, 16))),
-        *((31, 31, 128, (16, 1, 16)), (32, 32, 128, (64, 1, 64))),
-        *((512, 4, 5, (16, 3, 5)), (800, 4, 5, (64, 12, 5)), (512, 4, 16, (64, 4, 16))),
-        *((512, 4, 20, (64, 3, 20)), (512, 4, 128, (64, 1, 64)), (5, 1, 16, (16, 1, 16))),
-    ],
+    ("heads", "many", "few"),
+    [(5, (12, 5), (3, 5)), (16, (4, 16), (1, 16)), (20, (3, 20), (1, 10)), (128, (1, 64), (1, 16))],
 )
-def test_tiles(tokens: int, rows: int, heads: int, tile: tuple[int, int, int]) -> None:
-    """All heads of some tokens that see nearly the same, where enough programs are left."""
-    step: Any = SimpleNamespace(counts={"T": tokens}, num_rows=rows)
-    assert _tile(step, heads) == tile
+def test_tiles(heads: int, many: tuple[int, int], few: tuple[int, int]) -> None:
+    """All heads of some tokens, or equal parts of the heads of one."""
+    assert (_tile(heads, 64), _tile(heads, 16)) == (many, few)

@@ -132,20 +132,20 @@ def _attend(own: _Layer, queries: Value) -> None:
         problem = f"the cuda backend has no kernel for {own.shared} query heads that share a key head"
         raise ConfigError(problem, f"at most {most} may, with this kv_cache_dtype: use device='native'")
     shape = SegmentShape(own.table, op.window or 0, own.chunked, own.heads, own.groups, own.value_dim)
+    tiles = to.tiled(own.count, most // own.shared)
     by_segments = CACHES[own.kind] == "bf16" and own.softcap is None and own.shared <= fewest
 
     def launch(step: StepArrays) -> Launch:
         if by_segments and to.segments.most(shape, step):
             return NOTHING
         count = step.counts[own.count]
-        block = fewest if step.num_rows == count and own.shared <= fewest else most
-        tokens = 1 if step.num_rows == count else block // own.shared
+        block, of_step = fewest if step.num_rows == count and own.shared <= fewest else most, tiles(step)
         positions, token_rows, table, stride = own.places(step)
         ends = None if op.causal else step.texts.get(visible_ends(own.count))
         where = (positions, token_rows, ends or positions, step.context_lens, table, stride)
         flags = (int(ends is not None), has_sinks, op.scale, softcap)
-        args = (out(step), q(step), *own.cache, sinks, *where, count, tokens, *own.sizes, *flags)
-        grid = (-(-count // tokens), own.groups, 1)
+        args = (out(step), q(step), *own.cache, sinks, *where, of_step, *own.sizes, *flags)
+        grid = (of_step.shape[0] - 1, own.groups, 1)
         return Launch("attend", grid, args, {**own.constants, "BLOCK_M": block})
 
     to.launches.append(launch)

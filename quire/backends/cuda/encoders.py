@@ -98,17 +98,18 @@ def _attend(op: ops.RowAttention, to: LaunchList, out: At, q: At, k: At, v: At) 
     if shared > block:
         problem = f"the cuda backend has no kernel for {shared} query heads that share a key head"
         raise ConfigError(problem, f"at most {block} may, in an encoder: use device='native'")
-    tokens, window = block // shared, 0 if op.reach is None else op.reach + 1
+    tiles, window = to.tiled("T", block // shared), 0 if op.reach is None else op.reach + 1
     how: dict[str, Constant] = {"CAP": False, "SCALED": False, "PRECISION": CACHES[kind]}
     how |= {"DIM": padded, "VALUE_DIM": padded}
 
     def launch(step: StepArrays) -> Launch:
-        ends, table, count = step.texts[ends_of(op)], step.texts[TABLE], step.counts["T"]
+        ends, table, of_step = step.texts[ends_of(op)], step.texts[TABLE], tiles(step)
         cache: tuple[Argument, ...] = (k(step), v(step), to.none, to.none, to.none)
         where = (step.positions, step.token_rows, ends, step.context_lens, table, table.shape[1])
-        sizes = (count, tokens, heads, groups, dim, value_dim, 1, window, 0)
+        sizes = (of_step, heads, groups, dim, value_dim, 1, window, 0)
         args = (out(step), q(step), *cache, *where, *sizes, 1, 0, op.scale, 0.0)
-        return Launch("attend", (-(-count // tokens), groups, 1), args, {**how, "BLOCK_M": block})
+        grid = (of_step.shape[0] - 1, groups, 1)
+        return Launch("attend", grid, args, {**how, "BLOCK_M": block})
 
     to.launches.append(launch)
 

@@ -91,17 +91,20 @@ def latent_attention(op: ops.LatentAttention, to: LaunchList) -> None:
     )
     constants: dict[str, Constant] = {"SCALED": scaled, "PRECISION": CACHES[kind]}
     constants |= {"ROPE": padded_dim(rope), "RANK": padded_dim(rank)}
-    tile_heads = ceil_div(heads, groups := ceil_div(heads, _FEW))
+    (tokens_of_many, many), (tokens_of_few, few) = (_tile(heads, block) for block in (_MANY, _FEW))
+    tiles_of_many, tiles_of_few = to.tiled("T", tokens_of_many), to.tiled("T", tokens_of_few)
+    groups = ceil_div(heads, few)
     shape, by_segments = SegmentShape(table, 0, False, heads, groups, rank), CACHES[kind] == "bf16"
     sizes = (heads, rope, rank, to.block_size, op.scale)
 
     def attended(step: StepArrays) -> Launch:
         if by_segments and to.segments.most(shape, step):
             return NOTHING
-        block, of_tokens, of_heads = _tile(step, heads)
-        count = step.counts["T"]
-        args = (out(step), q(step), q_rope(step), *arrays, *places(step), count, of_tokens, of_heads, *sizes)
-        grid = (ceil_div(count, of_tokens), ceil_div(heads, of_heads), 1)
+        block, of_heads, tiles = _MANY, many, tiles_of_many(step)
+        if (tiles.shape[0] - 1) * ceil_div(heads, many) < _PROGRAMS:
+            block, of_heads, tiles = _FEW, few, tiles_of_few(step)
+        grid = (tiles.shape[0] - 1, ceil_div(heads, of_heads), 1)
+        args = (out(step), q(step), q_rope(step), *arrays, *places(step), tiles, of_heads, *sizes)
         return Launch("attend_latent", grid, args, constants | {"BLOCK_M": block})
 
     to.launches.append(attended)
@@ -113,22 +116,13 @@ def latent_attention(op: ops.LatentAttention, to: LaunchList) -> None:
             padded_dim(rank),
             lambda step: (
                 *(q(step), q_rope(step), *arrays, *places(step)),
-                *(step.counts["T"], tile_heads, *sizes),
+                *(step.counts["T"], few, *sizes),
             ),
             lambda step: (out(step), to.none, 0),
         )
 
 
-def _tile(step: StepArrays, heads: int) -> tuple[int, int, int]:
-    """Return the rows of a program of attend_latent, and how many tokens and heads it has.
-
-    Programs of many rows read less, but there must be enough of them. A token that is alone in its row shares
-    nothing with others.
-    """
-    tokens, alone = step.counts["T"], step.num_rows == step.counts["T"]
-    for block in (_MANY, _FEW):
-        of_heads = ceil_div(heads, ceil_div(heads, block))
-        of_tokens = 1 if alone else block // of_heads
-        if ceil_div(tokens, of_tokens) * ceil_div(heads, of_heads) >= _PROGRAMS:
-            break
-    return block, of_tokens, of_heads
+def _tile(heads: int, block: int) -> tuple[int, int]:
+    """Return how many tokens and heads a program of attend_latent has, of at most `block` pairs."""
+    of_heads = ceil_div(heads, ceil_div(heads, block))
+    return block // of_heads, of_heads

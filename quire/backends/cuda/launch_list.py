@@ -15,7 +15,7 @@ from quire.backends.cuda.kernels.variant import row_block
 from quire.backends.cuda.kernels.variants import DIMS
 from quire.backends.cuda.segments import Segments
 from quire.backends.cuda.states import LayerState
-from quire.backends.cuda.step_arrays import StepArrays
+from quire.backends.cuda.step_arrays import StepArrays, Tiles
 from quire.backends.cuda.weights import DeviceWeight
 from quire.errors import ConfigError
 from quire.program.passes import BufferPlan
@@ -44,6 +44,7 @@ class Lowered:
     hidden: int | None  # of a program that hands them out
     scratch_row_bytes: int
     adapters: DeviceAdapters
+    tiles: Sequence[Tiles]
 
 
 class LaunchList:
@@ -72,6 +73,7 @@ class LaunchList:
         self.rounded: tuple[int, object, Callable[[StepArrays], tuple[DeviceArray, ...]]] | None = None
         self.joined: ProductGroup | None = None  # the products recorded last, if they may be launched as one
         self.num_exchanges = 0  # among ranks, so far
+        self.tiles = dict[Tiles, None]()  # of tokens, that steps must bring
         self._buffer = plan.buffer
         self._memory = memory
 
@@ -102,6 +104,11 @@ class LaunchList:
         """Return where a value is in a step."""
         buffer = self._buffer[value.index]
         return lambda step: step.values[buffer]
+
+    def tiled(self, count: Count, most: int) -> At:
+        """Return where tiles of at most `most` tokens, each of one row, are in a step (row_tiles)."""
+        self.tiles[count, most] = None
+        return lambda step: step.tiles[count, most]
 
     def paged(self, layer: int) -> LayerCache:
         """Return the cache of a layer that has blocks."""

@@ -78,7 +78,8 @@ def lower(
     scratch = scratch_row_bytes(program, {name: weight.format for name, weight in weights.items()}, halves)
     output = plan.buffer[program.output.index]
     hidden = None if program.hidden is None else plan.buffer[program.hidden.index]
-    return Lowered(program, recording.launches, plan, output, hidden, scratch, recording.adapters)
+    tiles = tuple(recording.tiles)
+    return Lowered(program, recording.launches, plan, output, hidden, scratch, recording.adapters, tiles)
 
 
 def step_memory(lowered: Lowered, memory: Memory) -> StepMemory:
@@ -93,7 +94,7 @@ def step_memory(lowered: Lowered, memory: Memory) -> StepMemory:
     )
     groups = program.cache_groups
     states = [group for group, spec in enumerate(groups) if isinstance(spec, SlotState)]
-    return StepMemory(memory, sizes, rotations, lowered.adapters, texts, images, states)
+    return StepMemory(memory, sizes, rotations, lowered.adapters, texts, images, states, lowered.tiles)
 
 
 def scratch_row_bytes(program: Program, formats: Mapping[str, str], halves: bool = False) -> int:

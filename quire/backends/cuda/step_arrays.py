@@ -24,6 +24,7 @@ from quire.program.rope import Rope
 
 _INT = np.dtype(np.int32)
 Turn = tuple[Rope, Count]  # a rotation, of all tokens or of those that need logits
+Tiles = tuple[Count, int]  # tiles of so many of these at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class StepArrays:
     adapters: StepAdapters
     texts: Mapping[Hashable, DeviceArray]  # of some programs, by the names of text_arrays
     states: StateArrays | None  # if the program has any
+    tiles: Mapping[Tiles, DeviceArray]  # as row_tiles has them
 
 
 class StepMemory:
@@ -73,13 +75,14 @@ class StepMemory:
         texts: TextArrays,
         images: ImageArrays,
         states: Sequence[int],
+        tiles: Sequence[Tiles],
     ) -> None:
         self._memory = memory
         self._adapters = adapters
         self._texts, self._images = texts, images
         self._sizes = sizes
         self._ropes = ropes
-        self._states = states
+        self._states, self._tiles = states, tiles
         self._rows: dict[Count, int] = {"T": 0, "L": 0}
         self._buffers: list[DeviceArray] = []
         self._moves = 0
@@ -101,6 +104,7 @@ class StepMemory:
             for rope, of in self._ropes
             for part in rope.cos_sin(_rotary_positions(batch, rope)[tokens[of]], variants[tokens[of]])
         ]
+        tiles = [row_tiles(rows[tokens[of]], most) for of, most in self._tiles]
         if tables is None:
             own: tuple[np.ndarray, ...] = (batch.context_lens, *batch.block_tables)
         else:
@@ -110,11 +114,12 @@ class StepMemory:
         tokens_and_rows = (batch.token_ids, batch.positions, rows, batch.row_offsets, batch.logit_rows)
         sampled = (batch.positions[batch.logit_rows], rows[batch.logit_rows])
         states = state_integers(batch, self._states) if self._states else []
-        integers = (tokens_and_rows, sampled, tuple(adapted.values()), states)  # sizes depend on the counts
+        # Sizes depend on the counts, those of tiles also on rows of more than one token, which have no graph.
+        integers = (tokens_and_rows, sampled, tuple(adapted.values()), states, tiles)
         groups = [[array.astype(_INT) for array in group] for group in integers]
         groups += [rotations, list(texts.values()), [array.astype(_INT) for array in own]]
         placed = iter(self._uploads.upload([array for group in groups for array in group]))
-        first_five, logits, adapters, kept, turned, of_texts, others = (
+        first_five, logits, adapters, kept, tiled, turned, of_texts, others = (
             list(islice(placed, len(group))) for group in groups
         )
         token_ids, positions, token_rows, row_offsets, logit_rows = first_five
@@ -140,6 +145,7 @@ class StepMemory:
             adapters=StepAdapters(kinds, dict(zip(adapted, adapters, strict=True))),
             texts=dict(zip(texts, of_texts, strict=True)),
             states=StateArrays.of(kept, self._states) if self._states else None,
+            tiles=dict(zip(self._tiles, tiled, strict=True)),
         )
 
     def _values(self, counts: dict[Count, int]) -> list[DeviceArray]:
@@ -157,6 +163,17 @@ class StepMemory:
             buffer.part(0, (counts[count], row_bytes // 4), float32)
             for buffer, (count, row_bytes) in zip(self._buffers, self._sizes, strict=True)
         ]
+
+
+def row_tiles(rows: np.ndarray, most: int) -> np.ndarray:
+    """Return where tiles of tokens begin, and the end of the last: at most `most` each, all of one row.
+
+    `rows` [T] are those of the tokens, whose tokens are next to each other. So a token that is alone in its
+    row has a program for itself, also beside prompts.
+    """
+    begins = np.flatnonzero(np.diff(rows, prepend=-1))
+    within = np.arange(len(rows)) - np.repeat(begins, np.diff([*begins, len(rows)]))
+    return np.append(np.flatnonzero(within % most == 0), len(rows))
 
 
 def _rotary_positions(batch: Batch, rope: Rope) -> np.ndarray:

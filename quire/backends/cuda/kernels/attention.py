@@ -203,8 +203,7 @@ def attend(
     context_lens,
     tables,
     table_stride,
-    tokens,
-    tile_tokens,
+    tiles,
     heads,
     groups,
     dim,
@@ -226,53 +225,46 @@ def attend(
     """out [T, heads, value_dim] = ops.Attention of q [T, heads, dim] over a cache that has the step's tokens.
 
     The cache is as in write_kv; ends [T] are the ends of what tokens see if has_ends; window 0 is none. A
-    program computes tile_tokens tokens of the heads that share a group, at most BLOCK_M (16 or more) in all.
-    Grid (T / tile_tokens, groups). Tokens of several rows are computed one row after the other. Reads the
-    keys and values that its tokens see once; 4 * dim operations a pair of token and position. PRECISION is
-    that of products: "bf16" for caches in bfloat16 and int8, "tf32" for float16, "ieee" for float32.
+    program computes the tokens from tiles[i] to tiles[i + 1], all of one row, of the heads that share a
+    group, at most BLOCK_M (16 or more) in all. Grid (tiles, groups). Reads the keys and values that its
+    tokens see once; 4 * dim operations a pair of token and position. PRECISION is that of products: "bf16"
+    for caches in bfloat16 and int8, "tf32" for float16, "ieee" for float32.
     """
     group, lane = tl.program_id(1), tl.arange(0, BLOCK_M)
-    shared = heads // groups
-    token, head = tl.program_id(0) * tile_tokens + lane // shared, group * shared + lane % shared
-    inside = (token < tokens) & (lane < tile_tokens * shared)
+    shared, begin = heads // groups, tl.load(tiles + tl.program_id(0))
+    token, head = begin + lane // shared, group * shared + lane % shared
+    inside = token < tl.load(tiles + tl.program_id(0) + 1)
     position = tl.load(positions + token, mask=inside, other=0)
-    row = tl.load(token_rows + token, mask=inside, other=-1)
+    row = tl.load(token_rows + begin)
     d, e = tl.arange(0, DIM), tl.arange(0, VALUE_DIM)
     q_at = q + (token[:, None].to(tl.int64) * heads + head[:, None]) * dim + d[None, :]
     own_q = tl.load(q_at, mask=inside[:, None] & (d < dim)[None, :], other=0.0).to(tl.float32)
     own_q = _narrow(own_q, PRECISION)
     oldest, newest = _seen_range(position, window, chunked)
     ended = inside & (has_ends > 0)
-    end = tl.minimum(
-        tl.load(ends + token, mask=ended, other=0), tl.load(context_lens + row, mask=ended, other=0)
-    )
+    end = tl.minimum(tl.load(ends + token, mask=ended, other=0), tl.load(context_lens + row))
     newest = tl.where(ended, end - 1, newest)
     peak, total = _sinks(sinks, head, inside, has_sinks)
     mixed = tl.zeros((BLOCK_M, VALUE_DIM), tl.float32)
-    first_row = tl.min(tl.where(inside, row, 2147483647), 0)
-    for this in range(first_row, tl.max(row, 0) + 1):
-        mine = inside & (row == this)
-        low, high = tl.where(mine, oldest, 2147483647), tl.where(mine, newest, -1)
-        first, last = tl.min(low, 0), tl.max(high, 0)
-        table = tables + this * table_stride
-        for segment in range(first // SEGMENT, last // SEGMENT + 1):
-            own = _segment(
-                own_q,
-                segment,
-                low,
-                high,
-                (table, block_size),
-                (keys, values, key_scales, value_scales),
-                (groups, group, dim, value_dim),
-                scale,
-                softcap,
-                CAP,
-                SCALED,
-                PRECISION,
-                DIM,
-                VALUE_DIM,
-            )
-            peak, total, mixed = _merge(peak, total, mixed, own[0], own[1], own[2])
+    low, high = tl.where(inside, oldest, 2147483647), tl.where(inside, newest, -1)
+    for segment in range(tl.min(low, 0) // SEGMENT, tl.max(high, 0) // SEGMENT + 1):
+        own = _segment(
+            own_q,
+            segment,
+            low,
+            high,
+            (tables + row.to(tl.int64) * table_stride, block_size),
+            (keys, values, key_scales, value_scales),
+            (groups, group, dim, value_dim),
+            scale,
+            softcap,
+            CAP,
+            SCALED,
+            PRECISION,
+            DIM,
+            VALUE_DIM,
+        )
+        peak, total, mixed = _merge(peak, total, mixed, own[0], own[1], own[2])
     mixed = tl.div_rn(mixed, tl.where(total == 0, 1.0, total)[:, None])
     out_at = out + (token[:, None].to(tl.int64) * heads + head[:, None]) * value_dim + e[None, :]
     tl.store(out_at, mixed, mask=inside[:, None] & (e < value_dim)[None, :])

@@ -115,8 +115,7 @@ def attend_latent(
     token_rows,
     tables,
     table_stride,
-    tokens,
-    tile_tokens,
+    tiles,
     tile_heads,
     heads,
     dim,
@@ -133,41 +132,39 @@ def attend_latent(
     """out [T, heads, value_dim] = softmax(scale (q C^T + q_rope R^T)) C, as ops.LatentAttention.
 
     q [T, heads, value_dim], q_rope [T, heads, dim]; the cache is as in write_kv, with R as keys and C as
-    values of one head, and has the step's tokens. A program has tile_heads heads of tile_tokens tokens,
-    BLOCK_M rows at most, of which it computes AT_ONCE together. Grid (T / tile_tokens, heads / tile_heads).
-    Reads what its tokens see once for these; 4 * value_dim + 2 * dim operations a row and position.
+    values of one head, and has the step's tokens. A program has tile_heads heads of the tokens from tiles[i]
+    to tiles[i + 1], all of one row of the step: BLOCK_M pairs at most, of which it computes AT_ONCE together.
+    Grid (tiles, heads / tile_heads). Reads what its tokens see once for these; 4 * value_dim + 2 * dim
+    operations a pair and position.
     """
     rows: tl.constexpr = AT_ONCE if AT_ONCE < BLOCK_M else BLOCK_M
-    e = tl.arange(0, RANK)
+    e, begin = tl.arange(0, RANK), tl.load(tiles + tl.program_id(0))
+    last = tl.load(tiles + tl.program_id(0) + 1)
+    table = tables + tl.load(token_rows + begin).to(tl.int64) * table_stride
     for part in range(BLOCK_M // rows):
         lane = part * rows + tl.arange(0, rows)
-        token = tl.program_id(0) * tile_tokens + lane // tile_heads
-        head = tl.program_id(1) * tile_heads + lane % tile_heads
-        inside = (token < tokens) & (lane < tile_tokens * tile_heads) & (head < heads)
+        token, head = begin + lane // tile_heads, tl.program_id(1) * tile_heads + lane % tile_heads
+        inside = (token < last) & (head < heads)
         own = token.to(tl.int64) * heads + head
         queries = _queries(q, q_rope, own, inside, (dim, value_dim), PRECISION, ROPE, RANK)
-        position = tl.load(positions + token, mask=inside, other=-1)
-        row = tl.load(token_rows + token, mask=inside, other=-1)
+        newest = tl.load(positions + token, mask=inside, other=-1)
         peak, total = tl.full((rows,), float("-inf"), tl.float32), tl.zeros((rows,), tl.float32)
         mixed = tl.zeros((rows, RANK), tl.float32)
-        first_row = tl.min(tl.where(inside, row, 2147483647), 0)
-        for this in range(first_row, tl.max(row, 0) + 1):
-            newest = tl.where(row == this, position, -1)
-            for segment in range(tl.max(newest, 0) // SEGMENT + 1):
-                found = _segment(
-                    queries,
-                    segment,
-                    newest,
-                    (tables + this * table_stride, block_size),
-                    (ropes, latents, rope_scales, latent_scales),
-                    (dim, value_dim),
-                    scale,
-                    SCALED,
-                    PRECISION,
-                    ROPE,
-                    RANK,
-                )
-                peak, total, mixed = _merge(peak, total, mixed, found[0], found[1], found[2])
+        for segment in range(tl.max(newest, 0) // SEGMENT + 1):
+            found = _segment(
+                queries,
+                segment,
+                newest,
+                (table, block_size),
+                (ropes, latents, rope_scales, latent_scales),
+                (dim, value_dim),
+                scale,
+                SCALED,
+                PRECISION,
+                ROPE,
+                RANK,
+            )
+            peak, total, mixed = _merge(peak, total, mixed, found[0], found[1], found[2])
         mixed = tl.div_rn(mixed, tl.where(total == 0, 1.0, total)[:, None])
         at = out + own[:, None] * value_dim + e[None, :]
         tl.store(at, mixed, mask=inside[:, None] & (e < value_dim)[None, :])

@@ -48,15 +48,16 @@ def state_variants() -> Iterator[Variant]:
     yield Variant("list_by_head", types_of("order:*i32 offsets:*i32 tokens:i32 heads:i32"), {"BLOCK": 128})
     for kv, rank in product(("bf16", "i8"), (64, 256, 512)):
         cache = f"q:*fp32 q_rope:*fp32 ropes:*{kv} latents:*{kv} rope_scales:*fp32 latent_scales:*fp32"
-        where = "positions:*i32 token_rows:*i32 tables:*i32 table_stride:i32 tokens:i32"
+        where = "positions:*i32 token_rows:*i32 tables:*i32 table_stride:i32"
         sizes = "tile_heads:i32 heads:i32 dim:i32 value_dim:i32 block_size:i32 scale:fp32"
         how = {"SCALED": kv == "i8", "PRECISION": "bf16", "ROPE": 64, "RANK": rank}
         few, many = ({"BLOCK_M": rows} for rows in LATENT_ROWS)
         warps = 8 if rank == 512 or (rank == 256 and kv == "i8") else 4
-        types = types_of(f"out:*fp32 {cache} {where} tile_tokens:i32 {sizes}")
+        types = types_of(f"out:*fp32 {cache} {where} tiles:*i32 {sizes}")
         yield Variant("attend_latent", types, how | few, warps, stages=5)
         yield Variant("attend_latent", types, how | many, 4 if rank == 64 else 8)
-        types = types_of(f"partial:*fp32 stats:*fp32 items:*i32 firsts:*i32 {cache} {where} {sizes}")
+        lists = "partial:*fp32 stats:*fp32 items:*i32 firsts:*i32"
+        types = types_of(f"{lists} {cache} {where} tokens:i32 {sizes}")
         yield Variant("attend_latent_segments", types, how | few, warps, stages=5)
     kept = f"ring:*fp32 kept:*fp32 {of_tokens.format('later')}"
     yield Variant("keep_inputs", types_of(f"{kept} layer:i32 num_slots:i32 width:i32 history:i32"), block)

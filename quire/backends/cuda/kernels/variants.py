@@ -203,11 +203,9 @@ def _attention_stages(block: int, dim: int) -> int:
 def _attention() -> Iterator[Variant]:
     cache = "q:*fp32 keys:*{kv} values:*{kv} key_scales:*fp32 value_scales:*fp32"
     sizes = "heads:i32 groups:i32 dim:i32 value_dim:i32 block_size:i32 window:i32 chunked:i32"
-    rows = (
-        "positions:*i32 token_rows:*i32 ends:*i32 context_lens:*i32 tables:*i32 table_stride:i32 tokens:i32"
-    )
+    rows = "positions:*i32 token_rows:*i32 ends:*i32 context_lens:*i32 tables:*i32 table_stride:i32"
     flags = "has_ends:i32 has_sinks:i32 scale:fp32 softcap:fp32"
-    whole = f"out:*fp32 {cache} sinks:*fp32 {rows} tile_tokens:i32 {sizes} {flags}"
+    whole = f"out:*fp32 {cache} sinks:*fp32 {rows} tiles:*i32 {sizes} {flags}"
     lists = "partial:*fp32 stats:*fp32 items:*i32 firsts:*i32"
     own_rows = "positions:*i32 token_rows:*i32 tables:*i32 table_stride:i32 tokens:i32"
     segment = f"{lists} {cache} {own_rows} {sizes} scale:fp32 softcap:fp32"
