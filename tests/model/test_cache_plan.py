@@ -16,6 +16,7 @@ from tiny import CONFIGS, random_weights
 
 from quire import LLM, SamplingParams, build, memory
 from quire.backends.device import device_for, plan_weights
+from quire.backends.native import _core
 from quire.backends.native.caches import allocate
 from quire.cache_plan import SNAPSHOT_TOKENS, BlockBytes, CacheGroup, Sizing, by_spec
 from quire.cli.quality_report import logits_of
@@ -194,7 +195,7 @@ STATE = SlotState((64, 32), inputs=8, reach=63)
 def test_native_blocks_have_the_bytes_that_are_planned(spec: CacheSpec, kv_dtype: str) -> None:
     layers = Program((), Value(0, "T", (1,)), (spec, spec))
     sizes = {"num_blocks": [3], "block_size": BLOCK, "num_slots": 1, "num_snapshots": 0}
-    memory = allocate(layers, kv_dtype=kv_dtype, **sizes).memory
+    memory = allocate(layers, kv_dtype=kv_dtype, nodes=_core.Nodes(1), **sizes).memory
     assert memory.num_bytes == [2 * device_for(EngineConfig()).block_bytes(spec, kv_dtype, BLOCK)]
 
 
