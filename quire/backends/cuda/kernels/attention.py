@@ -2,7 +2,7 @@
 
 A segment is a running softmax over its partitions in order, and segments are merged in order. So the sums of
 a token depend on its position alone, whether one program computes all segments (`attend`: prompts and
-mixed steps) or one each (`attend_segments`, then `merge_segments`: rows of one token with long contexts).
+mixed steps) or one each (`attend_segments`, then `merge_segments`: few tokens with long contexts).
 Each partition is two matrix products of fixed size along what is summed, dim and 64. The sum of the weights
 is a third, with ones: a sum over lanes would have another order for another tile. Maxima have no order.
 Positions that a token does not see add 0 and multiply by 1.
