@@ -29,6 +29,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path.cwd()  # of the repository: it has the same path there
@@ -138,29 +139,39 @@ def linux() -> Path:
     return folder
 
 
-def make_boot(disk: Path, command: str) -> None:
-    """Make the disk that boots Linux, whose first process runs a command of the shell in the system."""
-    folder, files = FOLDER / "initrd", linux()
+def make_initrd(folder: Path, modules: Sequence[str], init: str, command: str) -> Path:
+    """Return the files that Linux begins with, made in a folder: its first process runs `init`.
+
+    That finds the names of the modules to load in /modules, and a command of the shell in /command.
+    """
+    files = linux()
     version = next((files / "lib/modules").iterdir()).name
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "bin").mkdir(parents=True)
     (folder / "m").mkdir()
     shutil.copy(shutil.which("busybox") or "busybox", folder / "bin/busybox")
     order: list[str] = []
-    for module in MODULES:
+    for module in modules:
         for line in run("modprobe", "-d", files, "-S", version, "--show-depends", module).splitlines():
             path = Path(line.split()[1])
             if line.startswith("insmod") and path.name not in order:
                 order.append(path.name)
                 shutil.copy(path, folder / "m")
-    for name, text in (("modules", "\n".join(order)), ("init", INIT), ("command", command)):
+    for name, text in (("modules", "\n".join(order)), ("init", init), ("command", command)):
         (folder / name).write_text(text, "utf-8")
     (folder / "init").chmod(0o755)
-    run("sh", "-c", "find . | cpio -o -H newc --quiet > ../initrd.img", cwd=folder)
+    image = folder.with_suffix(".img")
+    run("sh", "-c", f"find . | cpio -o -H newc --quiet > ../{image.name}", cwd=folder)
+    return image
+
+
+def make_boot(disk: Path, command: str) -> None:
+    """Make the disk that boots Linux, whose first process runs a command of the shell in the system."""
+    files, image = linux(), make_initrd(FOLDER / "initrd", MODULES, INIT, command)
     options = "console=ttyS0,115200 init=/init mitigations=off nokaslr nowatchdog loglevel=4 tsc=reliable"
     options += " clearcpuid=fsrm,amx_tile"  # Linux expects more of them than Bochs has
     config = FOLDER / "syslinux.cfg"
-    config.write_text(f"DEFAULT q\nLABEL q\nKERNEL vmlinuz\nINITRD initrd.img\nAPPEND {options}\n", "ascii")
+    config.write_text(f"DEFAULT q\nLABEL q\nKERNEL vmlinuz\nINITRD {image.name}\nAPPEND {options}\n", "ascii")
     with disk.open("wb") as file:
         file.truncate(80 * CYLINDER)
         sectors = 80 * CYLINDER // 512 - START
@@ -170,7 +181,7 @@ def make_boot(disk: Path, command: str) -> None:
         file.write(entry.ljust(64, b"\0") + b"\x55\xaa")
     run("mkfs.vfat", "-F", "16", "--offset", START, "-h", START, "-g", "16/63", disk, sectors // 2)
     kernel = next((files / "boot").glob("vmlinuz-*"))
-    for path, name in ((kernel, "vmlinuz"), (FOLDER / "initrd.img", ""), (config, "")):
+    for path, name in ((kernel, "vmlinuz"), (image, ""), (config, "")):
         run("mcopy", "-i", f"{disk}@@{START * 512}", path, f"::{name}")
     run("syslinux", "--offset", START * 512, "--install", disk)
 

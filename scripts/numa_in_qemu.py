@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from emulate import ENDED, FOLDER, linux, run
+from emulate import ENDED, FOLDER, linux, make_initrd
 
 ROOT = Path.cwd()  # of the repository: it has the same path there
 MODULES = ("virtio_pci", "9pnet_virtio", "9p")
@@ -47,27 +46,6 @@ exec < /dev/null > /dev/ttyS0 2>&1
 echo "{ENDED} $?"
 /bin/busybox poweroff -f
 """
-
-
-def make_initrd(command: str) -> Path:
-    """Return the files that Linux begins with: they run a command of the shell in those of this machine."""
-    folder, files, order = FOLDER / "numa", linux(), list[str]()
-    version = next((files / "lib/modules").iterdir()).name
-    shutil.rmtree(folder, ignore_errors=True)
-    for name in ("bin", "m"):
-        (folder / name).mkdir(parents=True)
-    shutil.copy(shutil.which("busybox") or "busybox", folder / "bin/busybox")
-    for module in MODULES:
-        for line in run("modprobe", "-d", files, "-S", version, "--show-depends", module).splitlines():
-            path = Path(line.split()[1])
-            if line.startswith("insmod") and path.name not in order:
-                order.append(path.name)
-                shutil.copy(path, folder / "m")
-    for name, text in (("modules", "\n".join(order)), ("init", INIT), ("command", command)):
-        (folder / name).write_text(text, "utf-8")
-    (folder / "init").chmod(0o755)
-    run("sh", "-c", "find . | cpio -o -H newc --quiet > ../numa.img", cwd=folder)
-    return FOLDER / "numa.img"
 
 
 def machine(cores: list[int], mib: int) -> list[str]:
@@ -114,7 +92,8 @@ def main() -> int:
     words = [str(args.python), "-m", "pytest", *FLAGS, *(args.pytest or ["tests/native/test_node_pages.py"])]
     exports = "export HOME=/tmp LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 OPENBLAS_NUM_THREADS=1\n"
     exports += f"export PATH={shlex.quote(str(args.python.parent))}:/usr/bin:/bin\n"
-    initrd = make_initrd(f"{exports}cd {shlex.quote(str(ROOT))}\n{shlex.join(words)}\n")
+    command = f"{exports}cd {shlex.quote(str(ROOT))}\n{shlex.join(words)}\n"
+    initrd = make_initrd(FOLDER / "numa", MODULES, INIT, command)
     return emulate(initrd, machine(args.cores, args.mib))
 
 
