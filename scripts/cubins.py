@@ -36,6 +36,7 @@ from quire.backends.cuda import kernels
 from quire.backends.cuda.kernels.product_variants import tiles_on
 from quire.backends.cuda.kernels.variants import (
     ALIGNED,
+    DEPENDENT,
     TARGETS,
     Variant,
     constants_on,
@@ -45,12 +46,15 @@ from quire.backends.cuda.kernels.variants import (
 )
 from quire.backends.cuda.manifest import FOLDER, SWIZZLE
 
-LEAST_DEPENDENT = 90  # the first target whose kernels can begin before the one before them has ended
-# What they do first, in PTX: wait until it has ended and can be read; then let the next one begin.
+# What kernels that can begin early do first, in PTX: wait until the one before them has ended and can be
+# read; then let the next one begin. Only weights are asked for before (tiles.read_ahead).
 BEGIN = "\tgriddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;\n"
-_BEGUN = re.compile("ACQBULK.*PREEXIT", re.DOTALL)  # the same in machine code
-_MEMORY = re.compile(r"\b(LDG|STG|ATOM|RED|UTMA|UBLK)")
-COUNTED = ("HGMMA", "IGMMA", "UTCHMMA", "UTCIMMA", "HMMA", "IMMA", "UTMALDG", "LDGSTS", "STL", "LDL")
+_ASKED = re.compile(r".*cp\.async\.bulk\.prefetch\.L2.*?// end inline asm\n", re.DOTALL)
+_EARLY = re.compile(r"\b(ld|st|atom|red|cp|bra|ret)\b(?!\.param|\.async\.bulk\.prefetch)")
+_BEGUN = re.compile("ACQBULK.*PREEXIT", re.DOTALL)  # BEGIN in machine code
+_MEMORY = re.compile(r"\b(LDG|STG|ATOM|RED|UTMA|UBLK(?!PF))")
+_WARP_GROUPS = ("HGMMA", "IGMMA", "UTCHMMA", "UTCIMMA")
+COUNTED = (*_WARP_GROUPS, "HMMA", "IMMA", "UTMALDG", "UBLKPF", "LDGSTS", "STL", "LDL")
 # Instructions of a whole group of warps, or of one where the target has none.
 EXPECTED = {
     "float": {"sm_90": "HGMMA", "sm_100": "UTCHMMA"},
@@ -84,18 +88,26 @@ def constants_of(variant: Variant, target: str) -> dict[str, Any]:
 
 
 def waiting(ptx: str) -> str:
-    """Return a kernel in PTX, with BEGIN before its first instruction. Raises SystemExit for others."""
+    """Return a kernel in PTX, with BEGIN before its first instruction, or behind those that ask for weights.
+
+    Raises SystemExit for what is no kernel, or accesses memory before it asks.
+    """
     declared = re.search(r"\.visible \.entry [^{]*\{\n(?:\t\.[^\n]*\n|\n)*", ptx)
     if declared is None:
         raise SystemExit(f"not one kernel in PTX: {ptx[:200]}")
-    return ptx[: declared.end()] + BEGIN + ptx[declared.end() :]
+    start = declared.end()
+    if asked := _ASKED.match(ptx, start):
+        if early := _EARLY.search(asked[0]):
+            raise SystemExit(f"this kernel has {early[0]} before it asks for weights: {declared[0][:200]}")
+        start = asked.end()
+    return ptx[:start] + BEGIN + ptx[start:]
 
 
 def _change_stages(backend: Any = None, stages: Any = None, *about: Any) -> tuple[str, str] | None:
     """Let the stages of Triton make kernels that wait; return a key for its cache if there are none."""
     if stages is None:
         return BEGIN, BEGIN
-    if about[-1] >= LEAST_DEPENDENT:
+    if f"sm_{about[-1]}" in DEPENDENT:
         make = stages["ptx"]
         stages["ptx"] = lambda source, metadata: waiting(make(source, metadata))
     return None
@@ -171,10 +183,6 @@ def _output(tool: str, *args: str) -> str:
     return subprocess.run([_TOOLS / tool, *args], capture_output=True, text=True, check=True).stdout
 
 
-def _capability(target: str) -> int:
-    return int(target.removeprefix("sm_"))
-
-
 def faults(key: str, variant: Variant, target: str, entry: Entry) -> list[str]:
     """Return what is wrong with a compiled kernel: a budget exceeded, an instruction missing."""
     found = []
@@ -185,7 +193,9 @@ def faults(key: str, variant: Variant, target: str, entry: Entry) -> list[str]:
         found.append(f"{target} {key}: no {wanted} among {entry['instructions']}")
     if "tiles" in entry and not entry["instructions"].get("UTMALDG"):
         found.append(f"{target} {key}: no UTMALDG among {entry['instructions']}")
-    if entry["waits"] != (_capability(target) >= LEAST_DEPENDENT):
+    if "AHEAD" in constants_on(variant, target) and not entry["instructions"].get("UBLKPF"):
+        found.append(f"{target} {key}: no UBLKPF among {entry['instructions']}")
+    if entry["waits"] != (target in DEPENDENT):
         found.append(f"{target} {key}: waits for the kernel before it: {entry['waits']}")
     return found
 
@@ -197,7 +207,7 @@ def source_of(variant: Variant, target: str) -> str:
         text += f" stages={stages}"
     if own := constants_on(variant, target):
         text += f" {own}"
-    if _capability(target) >= LEAST_DEPENDENT:
+    if target in DEPENDENT:
         text += f" {BEGIN}"
     if tiles := tiles_on(variant, target):
         text += f" {tiles}"

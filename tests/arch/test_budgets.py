@@ -84,7 +84,7 @@ ROOMS = (
     ),
     Room(
         "cuda kernels",
-        4_330,
+        4_370,
         "Triton kernels, compiled ahead of time, also for codes of other formats, images and biases of "
         "distances, and the list of what is compiled, with what a target has of its own",
         ("backends/cuda/kernels",),

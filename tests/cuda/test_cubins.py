@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from quire.backends.cuda.kernels.variants import ALIGNED, most_stack_bytes, variants
+from quire.backends.cuda.kernels.variants import ALIGNED, constants_on, most_stack_bytes, variants
 from quire.backends.cuda.manifest import FOLDER
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +59,37 @@ def test_large_products_of_bfloat16_take_tiles_of_matrices(targets: dict[str, di
 def test_kernels_that_can_begin_early_wait(targets: dict[str, dict[str, Any]]) -> None:
     for target, variant in product(targets, variants()):
         assert targets[target][variant.key]["waits"] == (target in {"sm_90", "sm_100", "sm_120"})
+
+
+def test_products_of_few_rows_ask_for_weights_before_they_wait(targets: dict[str, dict[str, Any]]) -> None:
+    """Where they may begin early. Others have no row of weights that is theirs whatever came before."""
+    few = {variant.key for variant in variants() if "AHEAD" in constants_on(variant, "sm_90")}
+    assert {key.partition("(")[0] for key in few} == {
+        f"{joined}{how}product" for joined in ("", "joined_") for how in ("", "quantized_")
+    } | {"gated_product", "quantized_gated_product"}
+    for target, entries in targets.items():
+        asking = {key for key, entry in entries.items() if "UBLKPF" in entry["instructions"]}
+        assert asking == (few if target in {"sm_90", "sm_100", "sm_120"} else set())
+
+
+def test_what_accesses_memory_before_it_asks_for_weights_is_refused() -> None:
+    code = """
+import cubins
+asks = "// begin inline asm\\n@p cp.async.bulk.prefetch.L2.global [a], b;\\n\\t// end inline asm\\n"
+rest = "\\tld.global.b32 %r1, [%rd1];\\n\\tret;\\n}"
+entry, first = ".visible .entry f(){\\n\\t.reg .b32 %r<2>;\\n", "\\tld.param.b32 %r0, [f_param_0];\\n"
+assert cubins.waiting(entry + first + rest) == entry + cubins.BEGIN + first + rest
+assert cubins.waiting(entry + first + 2 * asks + rest) == entry + first + 2 * asks + cubins.BEGIN + rest
+for early in ("ld.global.b32 %r1, [%rd1]", "st.shared.b32 [%r0], %r1", "@%p1 bra $L1", "cp.async.cg [%r0]"):
+    try:
+        cubins.waiting(entry + first + f"\\t{early};\\n" + asks + rest)
+    except SystemExit as error:
+        assert "before it asks for weights" in str(error), error
+    else:
+        raise AssertionError(early)
+"""
+    run = without_interpreter("-c", code, cwd=ROOT / "scripts")
+    assert run.returncode == 0, run.stderr
 
 
 def test_a_kernel_that_does_not_wait_is_a_fault() -> None:

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from quire.backends.cuda.kernels.products import _multiply, _tile
-from quire.backends.cuda.kernels.quantized import _rows_of
-from quire.backends.cuda.kernels.tiles import row_tile
+from quire.backends.cuda.kernels.quantized import _rows_of, row_length
+from quire.backends.cuda.kernels.tiles import read_ahead, row_tile
 
 
 @triton.jit
@@ -60,10 +60,12 @@ def joined_product(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    AHEAD: tl.constexpr = 0,
 ):
     """out_i [rows, outputs_i] = x weight_i^T (+ bias_i), as `product`. Grid of row_tile, with all outputs."""
     which, outputs, n = _place(outputs_0, outputs_1, outputs_2, BLOCK_N)
     weight, m = _own(which, weight_0, weight_1, weight_2), row_tile() * BLOCK_M
+    read_ahead(weight, n, outputs, inputs, BLOCK_N, AHEAD)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for begin in range(0, inputs, BLOCK_K):
         a = _tile(x, m, begin, rows, inputs, False, BLOCK_M, BLOCK_K)
@@ -103,10 +105,12 @@ def joined_quantized_product(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr = 1,
+    AHEAD: tl.constexpr = 0,
 ):
     """out_i [rows, outputs_i] = quantized x weight_i^T (+ bias_i), as `quantized_product`. Grid as above."""
     which, outputs, first = _place(outputs_0, outputs_1, outputs_2, BLOCK_N)
     weight, scales = _own(which, weight_0, weight_1, weight_2), _own(which, scales_0, scales_1, scales_2)
+    read_ahead(weight, first, outputs, row_length(spans, KIND), BLOCK_N, AHEAD)
     channels = _own(which, channels_0, channels_1, channels_2)
     m, n = row_tile() * BLOCK_M + tl.arange(0, BLOCK_M), first + tl.arange(0, BLOCK_N)
     acc = _rows_of(

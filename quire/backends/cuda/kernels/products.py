@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from quire.backends.cuda.kernels.activations import activate
-from quire.backends.cuda.kernels.tiles import row_tile
+from quire.backends.cuda.kernels.tiles import read_ahead, row_tile
 
 
 @triton.jit
@@ -53,6 +53,7 @@ def product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     TILED: tl.constexpr = False,
+    AHEAD: tl.constexpr = 0,
 ):
     """out [rows, outputs] = x weight^T (+ bias): x [rows, inputs], weight [outputs, inputs], bias [outputs].
 
@@ -66,9 +67,9 @@ def product(
     no split along the inputs, so that neither the tile's rows and outputs nor the number of programs can
     change a bit. BLOCK_K is the same for all tiles of a format.
     """
-    m = row_tile() * BLOCK_M
+    m, n = row_tile() * BLOCK_M, tl.program_id(1) * BLOCK_N
+    read_ahead(weight, n, outputs, inputs, BLOCK_N, AHEAD)
     if m < rows:
-        n = tl.program_id(1) * BLOCK_N
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for begin in range(0, inputs, BLOCK_K):
             a = _tile(x, m, begin, rows, inputs, TILED, BLOCK_M, BLOCK_K)
@@ -97,14 +98,16 @@ def gated_product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     TILED: tl.constexpr = False,
+    AHEAD: tl.constexpr = 0,
 ):
     """out = activation(x gate^T) * (x up^T): gate and up [outputs, inputs]; otherwise as `product`.
 
     One pass over x. Both products have the sums of `product`, so fusing them does not change bits.
     """
-    m = row_tile() * BLOCK_M
+    m, n = row_tile() * BLOCK_M, tl.program_id(1) * BLOCK_N
+    read_ahead(gate, n, outputs, inputs, BLOCK_N, AHEAD)
+    read_ahead(up, n, outputs, inputs, BLOCK_N, AHEAD)
     if m < rows:
-        n = tl.program_id(1) * BLOCK_N
         gated = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for begin in range(0, inputs, BLOCK_K):

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from quire.backends.cuda.kernels.activations import activate
 from quire.backends.cuda.kernels.rounding import is_finite, to_nearest
-from quire.backends.cuda.kernels.tiles import bits_of, row_tile
+from quire.backends.cuda.kernels.tiles import bits_of, read_ahead, row_tile
 
 GROUP = tl.constexpr(32)
 GROUPS = tl.constexpr(4)  # of a span
@@ -161,6 +161,15 @@ def _rows_of(
 
 
 @triton.jit
+def row_length(spans, KIND: tl.constexpr):
+    """Return the bytes of a row of weights of a kind."""
+    if KIND == "int4":
+        return spans * (SPAN // 2)
+    else:
+        return spans * SPAN
+
+
+@triton.jit
 def quantized_product(
     out,
     x,
@@ -178,6 +187,7 @@ def quantized_product(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr = 1,
+    AHEAD: tl.constexpr = 0,
 ):
     """out [rows, outputs] = quantized x times a weight transposed (+ bias).
 
@@ -186,9 +196,10 @@ def quantized_product(
     (packing.packed). Grid of row_tile. 2 * rows * outputs * inputs integer operations on tensor cores and 4
     for each dot of a group; reads the weight once for BLOCK_M rows, STAGES - 1 spans ahead.
     """
-    first = row_tile() * BLOCK_M
+    first, output = row_tile() * BLOCK_M, tl.program_id(1) * BLOCK_N
+    read_ahead(weight, output, outputs, row_length(spans, KIND), BLOCK_N, AHEAD)
     if first < rows:
-        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        n = output + tl.arange(0, BLOCK_N)
         m = first + tl.arange(0, BLOCK_M)
         m_in, n_in = m < rows, n < outputs
         acc = _rows_of(
@@ -221,14 +232,17 @@ def quantized_gated_product(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr = 1,
+    AHEAD: tl.constexpr = 0,
 ):
     """out = activation(x gate^T) * (x up^T) of quantized x and two weights of one kind; else as above.
 
     The activation has float32 operations, so only the products have the bits of the reference.
     """
-    first = row_tile() * BLOCK_M
+    first, output = row_tile() * BLOCK_M, tl.program_id(1) * BLOCK_N
+    read_ahead(gate, output, outputs, row_length(spans, KIND), BLOCK_N, AHEAD)
+    read_ahead(up, output, outputs, row_length(spans, KIND), BLOCK_N, AHEAD)
     if first < rows:
-        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        n = output + tl.arange(0, BLOCK_N)
         m = first + tl.arange(0, BLOCK_M)
         m_in, n_in = m < rows, n < outputs
         where, x_arrays = (m, n, m_in, n_in, outputs, spans), (x, x_blocks, x_scales)

@@ -39,6 +39,15 @@ LISTED_TOKENS = 256  # of a step whose segments of contexts are listed, at most
 SAMPLING_BLOCK, LIST_BLOCK = 1024, 128  # of kernels over the vocabulary, and over lists
 SURVEYED_PARTS = 512  # blocks of a row of logits, at most
 MOST_LISTED = 32  # of the most likely tokens that a position lists, a power of two
+# Targets whose kernels can begin before the one before them has ended; products that ask for weights by then,
+# and for how many bytes of a row. With three programs on each multiprocessor of an H200 these are 13 MB, a
+# quarter of its second-level cache, which take memory 3 microseconds.
+DEPENDENT = frozenset({"sm_90", "sm_100", "sm_120"})
+_READ_AHEAD = frozenset(
+    f"{how}product"
+    for how in ("", "gated_", "joined_", "quantized_", "quantized_gated_", "joined_quantized_")
+)
+_AHEAD_BYTES = 1024
 ADAPTER_RANKS, ADAPTER_SEGMENT = 64, 512  # the largest rank, and the inputs that are summed apart
 ADAPTER_TILE: Constants = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64}
 
@@ -53,6 +62,8 @@ def constants_on(variant: Variant, target: str) -> Constants:
     if variant.kernel == "attend_latent":
         together = latents_at_once(variant, target)
         return {} if together == variant.constants["BLOCK_M"] else {"AT_ONCE": together}
+    if variant.kernel in _READ_AHEAD and variant.constants["BLOCK_M"] == 16 and target in DEPENDENT:
+        return {"AHEAD": _AHEAD_BYTES}
     return coded_constants_on(variant, target)
 
 
