@@ -245,8 +245,9 @@ def _checked_message(message: Any, where: str) -> dict[str, Any]:
         problem = f"{where}.{left_out[0]} is not supported"
         raise RequestError(problem, _UNREAD[left_out[0]], "messages")
     checked = dict(message)
-    if content is None and isinstance(message.get("refusal"), str):
-        checked["content"] = message["refusal"]
+    if content is None:  # which templates print as the word None
+        refusal = message.get("refusal")
+        checked["content"] = refusal if isinstance(refusal, str) else ""
     if message.get("tool_calls") is not None:
         checked["tool_calls"] = _checked_calls(message["tool_calls"], f"{where}.tool_calls")
     return checked

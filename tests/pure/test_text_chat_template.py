@@ -279,6 +279,20 @@ def test_what_an_answer_had_instead_of_content(chatml: ChatTemplate) -> None:
     assert chatml.render([{**turn, "content": None, "refusal": "No."}]).text == said
 
 
+@pytest.mark.parametrize("turn", [{"content": None}, {}, {"content": None, "reasoning_content": "Hm."}])
+@pytest.mark.parametrize("role", ["assistant", "function"])
+def test_a_message_without_content_says_nothing(renderer, chatml: ChatTemplate, role: str, turn: Any) -> None:
+    """Templates would print null as the word None, or fail at it."""
+
+    def written(chat: ChatTemplate, **turn: Any) -> str:
+        return chat.render([*HI, {"role": role, **turn}, {"role": "system", "content": "Go on."}, *HI]).text
+
+    early = "{% if loop.index0 and m.role == 'system' %}{{ raise_exception('late') }}{% endif %}"
+    added = "{% for m in messages %}" + early + "{{ m.role + ': ' + m.content }}\n{% endfor %}"
+    for chat in (chatml, template(renderer, added)):
+        assert written(chat, **turn) == written(chat, content="")
+
+
 def test_malformed_tools_and_variables(chatml: ChatTemplate) -> None:
     for tools in ("x", ["x"], [{"a": deep(70)}]):
         with pytest.raises(RequestError) as caught:
