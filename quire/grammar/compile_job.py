@@ -7,13 +7,14 @@ there.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from quire.grammar.json_schema import tighten_formats
 from quire.grammar.matcher import fault, make_matcher, make_vocabulary
@@ -24,6 +25,9 @@ STACK_BYTES = 4 << 20
 # Between two tokens of JSON: nothing, a space, as in most training data (", " and ": "), or a line break and
 # indentation. If more were allowed, a small model might write blanks until max_tokens.
 _WHITESPACE = {"whitespace_pattern": r"\x20|\n(\x20{0,16}|\t{0,8})"}
+
+# What tells Lark from GBNF: a directive, or the rule `start` with its modifiers and attributes.
+_LARK = re.compile(r"^[ \t]*(%llguidance\b|[?!]*start\s*(\[[^]\n]*\]\s*)?:(?!:=))", re.MULTILINE)
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +66,7 @@ def llguidance_text(structure: Mapping[str, Any]) -> str:
         value = "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, value))
     elif value.lstrip().startswith("{"):
         return str(value)
-    return LLMatcher.grammar_from_lark(any_to_lark(value))
+    return LLMatcher.grammar_from_lark(value if _LARK.search(value) else gbnf_to_lark(value))
 
 
 @lru_cache(maxsize=1)

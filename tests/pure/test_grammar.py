@@ -54,6 +54,8 @@ def refusal(compiler: GrammarCompiler, **structure: Any) -> RequestError:
         {"choice": ["yes", "no", 'a "quoted"\n one', "漢字 😀"]},
         {"choice": ["only"]},
         {"grammar": 'start: "a" | start "b"'},
+        {"grammar": '?start: "a" | start "b"'},
+        {"grammar": "!start[max_tokens=9]: /a+/"},
         {"grammar": 'root ::= "a" | "(" root ")"'},
         {"grammar": '{"grammars": [{"json_schema": {"type": "integer"}}]}'},
         {"grammar": 'start: <tool_call> "x" <[2]>'},
@@ -92,6 +94,7 @@ def test_structures_compile(compiler: GrammarCompiler, structure: dict[str, Any]
         ({"grammar": "start: <[99999]>"}, "99999"),
         ({"grammar": 'root ::= "a'}, "end of input"),
         ({"grammar": "prose"}, "::="),
+        ({"grammar": 'root ::= start "x"\nstart ::= "a"'}, "'start' already exists"),
         ({"grammar": "{}"}, "grammars"),
     ],
 )
