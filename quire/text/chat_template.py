@@ -262,19 +262,19 @@ def _checked_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RequestError(f"{where}: a call names no function", None, "messages")
         function = dict(function)
-        if isinstance(function.get("arguments"), str):
-            function["arguments"] = _arguments(function["arguments"], where)
+        if not isinstance(function.get("arguments"), Mapping):
+            function["arguments"] = _arguments(function.get("arguments"), where)
         checked.append({**call, "function": function} if "function" in call else function)
     return checked
 
 
-def _arguments(text: str, where: str) -> dict[str, Any]:
+def _arguments(text: Any, where: str) -> dict[str, Any]:
     try:
-        arguments = json.loads(text or "{}")
+        arguments = json.loads("{}" if text is None or text == "" else text)
         if isinstance(arguments, dict):
             _measure(arguments, "messages")
             return arguments
-    except (ValueError, RecursionError):
+    except (TypeError, ValueError, RecursionError):
         pass
     raise RequestError(f"{where}: the arguments of a call are not a JSON object", None, "messages")
 

@@ -263,6 +263,7 @@ def deep(levels: int) -> Any:
             [{"role": "assistant", "tool_calls": [{}]}],
         ),
         *([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],),
+        *([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]}],),
         *([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 10**5}}]}],),
     ],
 )
@@ -402,6 +403,13 @@ def test_arguments_given_as_json_text_become_objects(chatml) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": "é"}'}}
     text = chatml.render([*HI, {"role": "assistant", "content": None, "tool_calls": [call]}]).text
     assert '<tool_call>\n{"name": "f", "arguments": {"b": 1, "a": "é"}}\n</tool_call>' in text
+
+
+@pytest.mark.parametrize("given", [{}, {"arguments": None}, {"arguments": ""}])
+def test_a_call_without_arguments_has_none(chatml, given: dict[str, Any]) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", **given}}
+    text = chatml.render([*HI, {"role": "assistant", "content": None, "tool_calls": [call]}]).text
+    assert '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>' in text
 
 
 def test_where_templates_are_found(tmp_path: Path, renderer) -> None:
