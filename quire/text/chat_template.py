@@ -111,6 +111,8 @@ class ChatTemplate:
         checked = check_messages(messages)
         end = _mark_end(checked[-1]) if continue_final_message else None
         source = self._source(tools)
+        if late_system.DEVELOPER not in source:
+            checked = late_system.of_system(checked)
         if any(isinstance(message.get("content"), list) for message in checked) and not self._parts(source):
             checked = [_flattened(message) for message in checked]
         if call_arguments.is_calling(checked) and self._wants_text(source):

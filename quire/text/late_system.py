@@ -1,4 +1,4 @@
-"""System messages within a conversation, for chat templates that take them only at its beginning."""
+"""System messages, for chat templates that take them only at the beginning, or know no developer's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Message = Mapping[str, Any]
-_SPEAKERS = ("system", "developer", "user", "assistant", "tool")
+DEVELOPER = "developer"  # OpenAI's newer name of the role
+_SPEAKERS = ("system", DEVELOPER, "user", "assistant", "tool")
+
+
+def of_system(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return the conversation with the developer's messages as the system's."""
+    return [{**one, "role": "system"} if one["role"] == DEVELOPER else dict(one) for one in messages]
 
 
 def is_late(messages: Sequence[Message]) -> bool:

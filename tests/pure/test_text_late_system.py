@@ -58,6 +58,25 @@ def test_nor_does_a_template_drop_it(renderer: TemplateRenderer) -> None:
     assert text == "[b\n\n<system>\nc\n</system>]"
 
 
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        (said(("developer", "a"), ("user", "b")), "[system: a][user: b]"),
+        (said(("system", "a"), ("developer", "c"), ("user", "b")), "[system: a\n\nc][user: b]"),
+        (said(("user", "b"), ("developer", "c")), "[user: b\n\n<system>\nc\n</system>]"),
+    ],
+)
+def test_a_developers_message_is_the_systems_unless_the_template_names_it(
+    renderer: TemplateRenderer, messages: Any, expected: str
+) -> None:
+    template = ChatTemplate({"default": FIRST_ONLY}, {}, renderer)
+    assert template.render(messages, add_generation_prompt=False).text == expected
+    own = ChatTemplate(
+        {"default": "{# developer #}{{ messages | map(attribute='role') | join }}"}, {}, renderer
+    )
+    assert own.render(messages).text == "".join(message["role"] for message in messages)
+
+
 def test_roles_take_turns_as_before() -> None:
     messages = said(
         ("user", "a"),
