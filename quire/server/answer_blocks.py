@@ -22,7 +22,10 @@ _KINDS = {Content: TEXT, Reasoning: REASONING, CallArguments: CALL}
 
 @dataclass(slots=True)
 class Block:
-    """Text, reasoning, or a call with its arguments. `cut`: the token limit ended the answer within it."""
+    """Text, reasoning, or a call with its arguments. `cut`: the answer ended within it.
+
+    That is at the token limit or, within a call, at a stop string or token.
+    """
 
     index: int
     kind: str
@@ -71,7 +74,8 @@ class AnswerBlocks:
         if isinstance(event, Finish):
             self.finish = event
             changes = [] if self.all else self._start(TEXT)
-            self.all[-1].cut = event.reason == "length"
+            calls = self.all[-1].kind == CALL
+            self.all[-1].cut = event.reason == "length" or (calls and event.reason != "tool_calls")
             return [*changes, BlockChange("stop", self.all[-1])]
         if isinstance(event, CallStart):
             return self._start(CALL, event.id, event.name)

@@ -262,7 +262,7 @@ class ChatRun:
                 events = [event for event in events if not isinstance(event, Reasoning)]
         if sequence.finish_reason is not None:
             self._num_reasoning_tokens += self._count_reasoning(sequence, "".join(thoughts))
-            called = parser.has_calls and sequence.finish_reason == "stop"
+            called = sequence.finish_reason == "stop" and parser.has_calls and not parser.is_within_call
             events.append(Finish("tool_calls" if called else sequence.finish_reason, sequence.stop_reason))
         return events
 

@@ -8,6 +8,7 @@ unless its arguments have begun: then it stays as far as it was streamed.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -77,6 +78,7 @@ class AnswerParser:
         wrapping: Sequence[str] = (),
     ) -> None:
         self.has_calls = False
+        self._arguments: list[str] = []  # of the last call
         self._reasoning = reasoning
         self._inside = inside
         self._reader = reader
@@ -89,6 +91,14 @@ class AnswerParser:
         self._content = _OutgoingText(trim=inside)
         self._unwrapped = _Unwrapped(wrapping)
         self._events: list[Event] = []
+
+    @property
+    def is_within_call(self) -> bool:
+        """True if the last call lacks a part of its arguments so far."""
+        try:
+            return self.has_calls and not isinstance(json.loads("".join(self._arguments)), dict)
+        except (ValueError, RecursionError):
+            return True
 
     def push(self, text: str) -> list[Event]:
         """Parse a chunk of text. Return its events, and those of text held back before it."""
@@ -169,9 +179,11 @@ class AnswerParser:
                 self._emit(event.text)
                 continue
             if isinstance(event, CallStart):
-                self.has_calls = True
+                self.has_calls, self._arguments = True, []
                 self._show(self._unwrapped.flush())
                 self._content = _OutgoingText(trim=True)  # drops the white space before the call
+            elif isinstance(event, CallArguments):
+                self._arguments.append(event.text)
             self._events.append(event)
 
     def _emit(self, text: str, last: bool = False) -> None:

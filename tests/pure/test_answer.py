@@ -311,6 +311,9 @@ def test_arguments_are_streamed_as_they_come() -> None:
     assert first == [CallArguments(0, '{"a": [1')]
     assert reading.push(", 2") == [CallArguments(0, ", 2")]
     assert reading.has_calls
+    assert reading.is_within_call
+    reading.push("]}")
+    assert not reading.is_within_call
 
 
 def test_only_what_may_be_a_marker_is_held_back() -> None:

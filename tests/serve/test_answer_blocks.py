@@ -48,9 +48,10 @@ def test_an_empty_answer_has_an_empty_text() -> None:
     assert [(block.kind, block.text, block.cut) for block in blocks.all] == [(TEXT, "", False)]
 
 
-def test_only_the_last_block_is_cut() -> None:
+@pytest.mark.parametrize("finish", [Finish("length", None), Finish("stop", "}")])
+def test_only_the_last_block_is_cut(finish: Finish) -> None:
     blocks = AnswerBlocks()
-    blocks.add([*EVENTS[:-1], Finish("length", None)])
+    blocks.add([*EVENTS[:-1], finish])
     assert [block.cut for block in blocks.all] == [False, False, False, True]
 
 

@@ -348,6 +348,17 @@ def test_the_answer_continues_the_last_turn(client: httpx.Client) -> None:
     assert text.startswith(begun + found["content"][0]["text"])
 
 
+@pytest.mark.parametrize(("stop", "reason"), [('"days"', "stop_sequence"), ("</tool_call>", "tool_use")])
+def test_a_stop_sequence_within_a_call_is_no_call(client: httpx.Client, stop: str, reason: str) -> None:
+    """An agent would make the call, without its arguments."""
+    found = ask(client, tools=TOOLS, tool_choice=ONE, stop_sequences=[stop], **SAMPLED)
+    assert found["stop_reason"] == reason
+    assert found["stop_sequence"] == (stop if reason == "stop_sequence" else None)
+    assert [(block["type"], bool(block["input"])) for block in found["content"]] == [
+        ("tool_use", reason == "tool_use")
+    ]
+
+
 def test_calls_and_their_results(client: httpx.Client) -> None:
     found = ask(client, tools=TOOLS, tool_choice=ONE, **SAMPLED)
     assert found["stop_reason"] == "tool_use"

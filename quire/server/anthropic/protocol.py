@@ -104,7 +104,7 @@ class ThinkingBlock(Struct, tag="thinking"):
 
 
 class ToolUseBlock(Struct, tag="tool_use"):
-    """A call of a tool. `input` is empty where the token limit ended the answer within it."""
+    """A call of a tool. `input` is empty where the answer ended within it."""
 
     id: str
     name: str
