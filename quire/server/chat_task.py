@@ -172,11 +172,14 @@ def fitted(
     """Return the last `limit` tokens of a prompt; -1: as many as leave room for the answer; None: all.
 
     With `side` "right" the first ones are kept instead. Raises ContextOverflow when they exceed the context,
-    RequestError where images would be cut; `what` names the field that the caller can shorten.
+    RequestError where images would be cut or the answer leaves no room; `what` names the field that the
+    caller can shorten.
     """
     num_tokens, room = len(prompt.token_ids), frontend.max_model_len
-    if limit == -1:
-        limit = max(room - (params.max_tokens or 1), 1)
+    if limit == -1 and (limit := room - (params.max_tokens or 1)) < 1:
+        problem = f"max_tokens = {params.max_tokens:,} leaves no room for a prompt: the context has {room:,}"
+        hint = "lower it, or give truncate_prompt_tokens the number of tokens to keep"
+        raise RequestError(problem, hint, "max_tokens")
     if limit is not None and num_tokens > limit:
         if prompt.images:
             problem = f"a prompt with images cannot be cut, and this one has {num_tokens:,} tokens"

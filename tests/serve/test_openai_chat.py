@@ -226,6 +226,8 @@ def test_a_prompt_is_truncated(client: httpx.Client) -> None:
     assert refused(client, CHAT, messages=long)["code"] == "context_length_exceeded"
     found = chat(client, messages=long, truncate_prompt_tokens=-1, max_tokens=24)
     assert found["usage"]["prompt_tokens"] == 1000
+    error = refused(client, CHAT, truncate_prompt_tokens=-1, max_tokens=1024)  # not cut to nothing
+    assert (error["param"], "leaves no room" in error["message"]) == ("max_tokens", True)
 
 
 def test_prompt_logprobs(client: httpx.Client, llm: LLM) -> None:
