@@ -238,6 +238,8 @@ def _checked_message(message: Any, where: str) -> dict[str, Any]:
         raise RequestError(f"{where}.content is neither text nor a list of parts", None, "messages")
     if content is None and role in ("system", "developer", "user", "tool"):
         raise RequestError(f"{where}: a {role} message has no content", None, "messages")
+    if isinstance(content, list):
+        content = [_said(part) for part in content]
     for part in content if isinstance(content, list) else ():
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind != "image" and (kind != "text" or not isinstance(part.get("text"), str)):
@@ -246,13 +248,19 @@ def _checked_message(message: Any, where: str) -> dict[str, Any]:
     if left_out := [name for name in _UNREAD if message.get(name)]:
         problem = f"{where}.{left_out[0]} is not supported"
         raise RequestError(problem, _UNREAD[left_out[0]], "messages")
-    checked = dict(message)
+    checked = {**message, "content": content}
     if content is None:  # which templates print as the word None
         refusal = message.get("refusal")
         checked["content"] = refusal if isinstance(refusal, str) else ""
     if message.get("tool_calls") is not None:
         checked["tool_calls"] = _checked_calls(message["tool_calls"], f"{where}.tool_calls")
     return checked
+
+
+def _said(part: Any) -> Any:
+    """Return a refusal, a part of an assistant's content in OpenAI's API, as a text; others as they are."""
+    is_refusal = isinstance(part, Mapping) and part.get("type") == "refusal"
+    return {"type": "text", "text": part.get("refusal")} if is_refusal else part
 
 
 def _checked_calls(calls: Any, where: str) -> list[dict[str, Any]]:

@@ -259,6 +259,7 @@ def deep(levels: int) -> Any:
         *(
             [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}],
             [{"role": "assistant", "audio": {"id": "x"}}],
+            [{"role": "assistant", "content": [{"type": "refusal", "refusal": None}]}],
             [{"role": "assistant", "tool_calls": "x"}],
             [{"role": "assistant", "tool_calls": [{}]}],
         ),
@@ -278,6 +279,7 @@ def test_what_an_answer_had_instead_of_content(chatml: ChatTemplate) -> None:
     turn = {"role": "assistant", "refusal": None, "audio": None, "function_call": None}
     said = chatml.render([{**turn, "content": "No."}]).text
     assert chatml.render([{**turn, "content": None, "refusal": "No."}]).text == said
+    assert chatml.render([{**turn, "content": [{"type": "refusal", "refusal": "No."}]}]).text == said
 
 
 @pytest.mark.parametrize("turn", [{"content": None}, {}, {"content": None, "reasoning_content": "Hm."}])
