@@ -186,9 +186,6 @@ class Frontend:
             hint = "give {'prompt': text} or {'prompt_token_ids': [...]}"
             raise RequestError("the prompt has neither text nor token ids", hint, "prompt")
         said = {key: prompt[key] for key in ("priority", "tenant", "cache_salt") if key in prompt}
-        for key, value in said.items():
-            if type(value) is not (int if key == "priority" else str):
-                raise RequestError(f"{key} = {value!r:.40} is of the wrong type", None, key)
         predicted = self.encode_prediction(prompt["prediction"]) if "prediction" in prompt else ()
         sources = given(prompt["multi_modal_data"]) if "multi_modal_data" in prompt else ()
         return self._with_images(Encoded(token_ids, text, predicted_token_ids=predicted, **said), sources)
@@ -279,6 +276,7 @@ class Frontend:
     ) -> NewRequest:
         """Build a request: add the seed, bad words as token ids, rope variant and grammar."""
         check_task(self.model.pooling, prompt.pooling)
+        _check_types(prompt)
         params, grammar = self._complete(params), self._grammar(params)
         vocab_size, num_prompt = self.model.config.vocab_size, len(prompt.token_ids)
         params.check_vocabulary(vocab_size)
@@ -341,6 +339,14 @@ class Frontend:
             self.images.close()
         self.chat_template.close()
         self.grammars.close()
+
+
+def _check_types(prompt: Encoded) -> None:
+    """Raise RequestError for a field of another type: comparing it to others' would fail in the engine."""
+    for name, kind in (("priority", Integral), ("tenant", str), ("cache_salt", str)):
+        value: Any = getattr(prompt, name)
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise RequestError(f"{name} = {value!r:.40} is of the wrong type", None, name)
 
 
 def token_ids_of(ids: Any) -> tuple[int, ...]:

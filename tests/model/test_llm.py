@@ -436,6 +436,9 @@ def test_the_reference_computes_on_one_thread(monkeypatch: pytest.MonkeyPatch) -
 
 def test_priority_decides_who_is_admitted_first() -> None:
     with LLM("demo", scheduling_policy="priority", max_num_seqs=1) as llm:
+        for wrong in (["first", 1], [None, 1], [True, 1], [1.5, 1]):  # that could not be compared
+            with pytest.raises(RequestError, match="is of the wrong type"):
+                llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=wrong)  # type: ignore[arg-type]
         outputs = llm.generate(["a", "b", "c"], GREEDY, use_tqdm=False, priority=[2, 0, 1])
     admitted = [output.metrics.admitted_s for output in outputs if output.metrics]
     assert sorted(range(3), key=lambda i: admitted[i] or 0) == [1, 2, 0]
