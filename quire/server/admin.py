@@ -31,6 +31,8 @@ SHOWN = (
     "enable_prefix_caching",
     "scheduling_policy",
 )
+# Of a text to be tokenized, which takes up to 250 bytes of memory for each: more only as far as prompts go.
+MAX_CHARACTERS = 2 << 20
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -217,6 +219,9 @@ def _tokenize(frontend: Frontend, asked: TokenizeRequest) -> TokenizeReply:
     if [asked.prompt, asked.messages, asked.content].count(None) != 2:
         raise RequestError("send exactly one of prompt, messages and content", None, "prompt")
     tokenizer = frontend.need_tokenizer()
+    for name, text in (("prompt", asked.prompt), ("content", asked.content)):
+        if text is not None and len(text) > MAX_CHARACTERS:
+            frontend.check_length(text, name)
     if asked.messages is not None:
         kwargs = asked.chat_template_kwargs
         encoded = frontend.encode_chat(asked.messages, asked.tools, asked.add_generation_prompt, kwargs)
