@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import tokenizers
+
 from quire.errors import ConfigError, RequestError, quoted, shortened
 from quire.json_file import half_characters
 from quire.text.characters import (
@@ -90,35 +92,40 @@ class Tokenizer:
         beginning-of-text token). Raises RequestError for text that is not valid Unicode.
         """
         ids = self._encode(self._write_aliases(text) if parse_special else text, add_special_tokens)
+        return self._with_bos(ids) if add_special_tokens else ids
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        """Return ids with or without the token of the beginning, where tokenizer_config.json states that.
+
+        It overrides the post-processor of tokenizer.json.
+        """
         bos = self.bos_token_id
-        if add_special_tokens and bos is not None and self._add_bos is not None:
-            # tokenizer_config.json overrides the post-processor of tokenizer.json.
-            if self._add_bos and ids[:1] != [bos]:
-                return [bos, *ids]
-            if not self._add_bos and ids[:1] == [bos]:
-                return ids[1:]
-        return ids
+        if bos is None or self._add_bos is None or self._add_bos == (ids[:1] == [bos]):
+            return ids
+        return [bos, *ids] if self._add_bos else ids[1:]
 
     def encode_whole(self, text: str, other: str | None = None, limit: int | None = None) -> list[int]:
         """Encode a text, or two as a pair, with the tokens that the tokenizer puts around and between them.
 
         More than `limit` tokens are cut from the ends of the texts, of the longer one first.
         """
-        ids = self.encode(text) if other is None else self._encode((text, other), True)
+        encoding = self._encoding(text if other is None else (text, other), True)
+        ids = encoding.ids if other is not None else self._with_bos(encoding.ids)
         if limit is None or len(ids) <= limit:
-            return ids
-        first = self._library.encode(text, add_special_tokens=False)
-        second = None if other is None else self._library.encode(other, add_special_tokens=False)
-        num_added = len(ids) - len(first) - (0 if second is None else len(second))
-        room = max(0, limit - num_added)
-        if second is None:
-            first.truncate(room)
-        else:
-            shorter = min(len(first), len(second), room // 2)
-            longer = room - shorter
-            first.truncate(min(len(first), shorter if len(first) <= len(second) else longer))
-            second.truncate(min(len(second), room - len(first)))
-        return list(self._library.post_process(first, second).ids)
+            return list(ids)
+        of = encoding.sequence_ids  # None for a token that is of neither text
+        num_first, num_second = of.count(0), of.count(1)
+        room = max(0, limit - (len(ids) - num_first - num_second))
+        shorter = min(num_first, num_second, room // 2)
+        kept_first = min(num_first, shorter if num_first <= num_second else room - shorter)
+        left = {0: kept_first, 1: room - kept_first}
+        kept = []
+        for token_id, sequence in zip(encoding.ids, of, strict=True):
+            if sequence is None or left[sequence] > 0:
+                kept.append(token_id)
+            if sequence is not None:
+                left[sequence] -= 1
+        return kept if other is not None else self._with_bos(kept)
 
     def control_token_in(self, text: str) -> str | None:
         """Return the first name of a control token in a text, or None."""
@@ -233,12 +240,14 @@ class Tokenizer:
             self._strings[token_id] = token
         return token
 
-    def _encode(self, text: str | tuple[str, str], add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(self._encoding(text, add_special_tokens).ids)
+
+    def _encoding(self, text: str | tuple[str, str], add_special_tokens: bool) -> tokenizers.Encoding:
         try:
             if isinstance(text, tuple) or len(text) > LONG_TEXT:  # encoding a batch releases the GIL
-                batch = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-                return list(batch[0].ids)
-            return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
+                return self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+            return self._library.encode(text, add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError):  # raised by the library for a lone surrogate
             raise RequestError("the text contains a lone surrogate, which is not a character") from None
         except BaseException as error:  # such as a character without a token, or a panic

@@ -32,7 +32,7 @@ from quire.models.encoders import CROSS_ENCODERS, ENCODERS, read_encoder
 from quire.models.purpose import Pooling
 from quire.program.ops import RowAttention
 from quire.sampling_params import SamplingParams
-from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizer import LONG_TEXT, Tokenizer
 from quire.text.vocabulary import load_vocabulary
 from quire.weights.sentence import read_settings
 
@@ -451,6 +451,39 @@ def test_texts_and_pairs_are_encoded_and_cut_as_by_the_library(kind: str) -> Non
             for other in texts:
                 assert own.encode_whole(text, other, limit) == library.encode(text, other).ids, limit
     assert 0 not in own.encode_whole("<s>")[1:]
+
+
+def test_long_texts_are_cut_without_the_interpreters_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library holds it while it encodes a text alone, and no stream advances meanwhile.
+
+    Nor are the parts kept that are cut off: there would be pairs of each part with each.
+    """
+    own = Tokenizer(load_vocabulary(_TOKENIZERS["xlm-r"]().to_str().encode(), "xlm-r"))
+    library = own._library
+
+    class AsBatch:
+        def __getattr__(self, name: str) -> Any:
+            assert name not in ("encode", "post_process")
+            return getattr(library, name)
+
+    expected = own.encode_whole("hello world " * 9, "the answer " * 9, 16)
+    monkeypatch.setattr(own, "_library", AsBatch())
+    text, other = "hello world " * LONG_TEXT, "the answer " * LONG_TEXT
+    assert own.encode_whole(text, other, 16) == expected
+    assert own.encode_whole(text, None, 16)[:7] == expected[:7]
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_a_text_that_is_cut_begins_as_stated(stated: bool) -> None:
+    """tokenizer_config.json overrides tokenizer.json, whether the text is cut or not."""
+    data = json.loads(_TOKENIZERS["xlm-r"]().to_str())
+    if stated:
+        data["post_processor"] = None  # which would put the token there itself
+    config = {"bos_token": "<s>", "add_bos_token": stated}
+    own = Tokenizer(load_vocabulary(json.dumps(data).encode(), "own"), config)
+    ids = own.encode_whole("hello world, how are you?")
+    cut = own.encode_whole("hello world, how are you?", None, 6)
+    assert (ids[0] == own.bos_token_id, cut[0] == own.bos_token_id, len(cut)) == (stated, stated, 6)
 
 
 def test_a_yes_no_reranker_reads_the_template_of_qwen3(tmp_path: Path) -> None:
