@@ -36,6 +36,7 @@ MAX_LOGPROB_ENTRIES = 1 << 22  # maximum of one request with logprobs=-1: about 
 MAX_END_TOKENS = 1024
 LONGEST_TOKEN = 256  # characters, in common vocabularies
 CHARACTERS_PER_TOKEN = 4  # of prose, about
+LONGEST_TEXT = 2 << 20  # characters of one that is counted or cut: each takes up to 250 bytes of memory
 _PROMPT_KEYS = (
     "prompt",
     "prompt_token_ids",

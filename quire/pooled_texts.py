@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from quire.errors import RequestError
-from quire.frontend import Encoded, Frontend, token_ids_of
+from quire.frontend import LONGEST_TEXT, LONGEST_TOKEN, Encoded, Frontend, token_ids_of
 from quire.models.purpose import Pooling, no_vectors
 
 # What Qwen3's rerankers were trained on (Qwen3 Embedding, arXiv:2506.05176).
@@ -55,8 +55,8 @@ class PooledTexts:
         if not isinstance(text, str):
             ids = token_ids_of(text)
             return self._checked(Encoded(ids if limit is None else ids[:limit], pooling="embed"), "input")
-        self._check_characters(text, limit, "input")
-        ids = tuple(self._frontend.need_tokenizer().encode_whole(before + text, None, limit))
+        shown = before + self._cut(text, limit, "input")
+        ids = tuple(self._frontend.need_tokenizer().encode_whole(shown, None, limit))
         return self._checked(Encoded(ids, text, pooling="embed"), "input")
 
     def encode_pair(
@@ -64,8 +64,7 @@ class PooledTexts:
     ) -> Encoded:
         """Encode a query and a document for their score, by a model that reads both together."""
         pooling, tokenizer, limit = self.pooling, self._frontend.need_tokenizer(), self._limit(truncate)
-        for text, what in ((query, "query"), (document, "documents")):
-            self._check_characters(text, limit, what)
+        query, document = self._cut(query, limit, "query"), self._cut(document, limit, "documents")
         if pooling.answers is None:
             if instruction is not None:
                 problem = "this model reads no instruction"
@@ -124,9 +123,12 @@ class PooledTexts:
             raise RequestError(problem, f"give 1 to {most}, or -1 for {most}", "truncate_prompt_tokens")
         return most if truncate == -1 else truncate
 
-    def _check_characters(self, text: str, limit: int | None, what: str) -> None:
-        if limit is None:
-            self._frontend.check_length(text, what)
+    def _cut(self, text: str, limit: int | None, what: str) -> str:
+        """Return a text as far as it is encoded. Raises RequestError for a longer one without a limit."""
+        if limit is not None:
+            return text[: max(LONGEST_TEXT, limit * LONGEST_TOKEN)]
+        self._frontend.check_length(text, what)
+        return text
 
     def _checked(self, encoded: Encoded, what: str) -> Encoded:
         if len(encoded.token_ids) > self._frontend.max_model_len:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from quire import __version__
 from quire.engine.status import ModelFacts
 from quire.errors import RequestError
-from quire.frontend import Frontend
+from quire.frontend import LONGEST_TEXT, Frontend
 from quire.server import body
 from quire.server.errors import NotFound
 from quire.server.metrics import CONTENT_TYPE
@@ -31,8 +31,6 @@ SHOWN = (
     "enable_prefix_caching",
     "scheduling_policy",
 )
-# Of a text to be tokenized, which takes up to 250 bytes of memory for each: more only as far as prompts go.
-MAX_CHARACTERS = 2 << 20
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -220,7 +218,7 @@ def _tokenize(frontend: Frontend, asked: TokenizeRequest) -> TokenizeReply:
         raise RequestError("send exactly one of prompt, messages and content", None, "prompt")
     tokenizer = frontend.need_tokenizer()
     for name, text in (("prompt", asked.prompt), ("content", asked.content)):
-        if text is not None and len(text) > MAX_CHARACTERS:
+        if text is not None and len(text) > LONGEST_TEXT:
             frontend.check_length(text, name)
     if asked.messages is not None:
         kwargs = asked.chat_template_kwargs

@@ -24,7 +24,7 @@ from tiny_encoders import (
 )
 from tokenizers import models, pre_tokenizers, processors, trainers
 
-from quire import LLM, AsyncLLM
+from quire import LLM, AsyncLLM, pooled_texts
 from quire.errors import ConfigError, QuireError, RequestError
 from quire.frontend import Encoded
 from quire.models import read_model
@@ -158,6 +158,28 @@ def test_long_texts_are_refused_or_cut(bert: Path, cross: Path) -> None:
         assert (len(cut), [i for i, token in enumerate(cut) if token == 3]) == (20, [9, 19])
         cut = llm.score("b b", text, use_tqdm=False, truncate_prompt_tokens=20)[0].prompt_token_ids
         assert (len(cut), [i for i, token in enumerate(cut) if token == 3]) == (20, [3, 19])
+
+
+def test_of_a_text_that_is_cut_its_end_is_not_encoded(
+    bert: Path, cross: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take 250 bytes of memory for each character."""
+    lengths = list[int]()
+
+    def watched(self: Tokenizer, text: str, other: str | None = None, limit: int | None = None) -> list[int]:
+        lengths.extend([len(text), *([len(other)] if other is not None else ())])
+        return encode_whole(self, text, other, limit)
+
+    encode_whole = Tokenizer.encode_whole
+    monkeypatch.setattr(Tokenizer, "encode_whole", watched)
+    monkeypatch.setattr(pooled_texts, "LONGEST_TEXT", 1 << 14)
+    long = "a " * (1 << 14)
+    with load(bert) as llm:
+        embedded = llm.embed([long, "a " * 60], use_tqdm=False, truncate_prompt_tokens=-1)
+        assert embedded[0].outputs == embedded[1].outputs
+    with load(cross) as llm:
+        llm.score(long, long, use_tqdm=False, truncate_prompt_tokens=-1)
+    assert lengths == [1 << 14, 120, 1 << 14, 1 << 14]
 
 
 def test_scores_know_the_segments_of_a_pair(cross: Path) -> None:

@@ -12,7 +12,7 @@ from quire import __version__
 from quire.cli.inspect import as_dict
 from quire.config import EngineConfig
 from quire.description import describe
-from quire.server.admin import MAX_CHARACTERS
+from quire.frontend import LONGEST_TEXT
 
 TEXT = "Once upon a time, in a small village"
 
@@ -65,7 +65,7 @@ def test_control_tokens_in_a_text_are_text(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("name", ["prompt", "content"])
 def test_a_text_that_would_take_much_memory_is_not_tokenized(client: httpx.Client, name: str) -> None:
-    most = "word " * (MAX_CHARACTERS // 5)
+    most = "word " * (LONGEST_TEXT // 5)
     assert client.post("/tokenize", json={name: most[: 1 << 20]}).status_code == 200  # beyond the context
     reply = client.post("/tokenize", json={name: most + "words"})
     error = reply.json()["error"]
