@@ -178,6 +178,7 @@ class Frontend:
         return self._encode_mapping(prompt)
 
     def _encode_mapping(self, prompt: Mapping[str, Any]) -> Encoded:
+        prompt = {key: value for key, value in prompt.items() if value is not None}  # None: not given
         text = prompt.get("prompt")
         if "prompt_token_ids" in prompt:
             token_ids = token_ids_of(prompt["prompt_token_ids"])
@@ -188,7 +189,7 @@ class Frontend:
             raise RequestError("the prompt has neither text nor token ids", hint, "prompt")
         said = {key: prompt[key] for key in ("priority", "tenant", "cache_salt") if key in prompt}
         predicted = self.encode_prediction(prompt["prediction"]) if "prediction" in prompt else ()
-        sources = given(prompt["multi_modal_data"]) if "multi_modal_data" in prompt else ()
+        sources = given(data) if (data := prompt.get("multi_modal_data")) else ()
         return self._with_images(Encoded(token_ids, text, predicted_token_ids=predicted, **said), sources)
 
     def _with_images(self, prompt: Encoded, sources: Sequence[Source]) -> Encoded:

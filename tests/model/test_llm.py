@@ -52,6 +52,8 @@ def test_prompts_in_every_form(llm: LLM) -> None:
     ids = llm.get_tokenizer().encode(text)
     forms: list[Any] = [text, ids, tuple(ids), np.array(ids), list(np.array(ids))]
     forms += [{"prompt": text}, {"prompt_token_ids": ids}, {"prompt": text, "cache_salt": "mine"}]
+    others = dict.fromkeys(("priority", "tenant", "cache_salt", "prediction", "trusted", "multi_modal_data"))
+    forms += [{"prompt": text, "prompt_token_ids": None, **others}, {"prompt": text, "multi_modal_data": {}}]
     first = ask(llm, text).outputs[0].token_ids
     assert len(first) == 12
     for form in forms:
