@@ -265,6 +265,26 @@ def test_olmo_with_windows_is_the_third(shared_data: Path, tmp_path: Path) -> No
     read_model(stated)
 
 
+@pytest.mark.parametrize(("architecture", "name"), [("mistral3", "Mistral"), ("exaone4", "Exaone4")])
+def test_a_file_that_states_no_window_has_none(architecture: str, name: str, tmp_path: Path) -> None:
+    sizes = {
+        "context_length": 8192,
+        "embedding_length": 32,
+        "block_count": 2,
+        "feed_forward_length": 64,
+        "attention.head_count": 2,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+    }
+    metadata = {f"{architecture}.{key}": value for key, value in sizes.items()}
+    metadata |= {"general.architecture": architecture, "tokenizer.ggml.model": "no_vocab"}
+    table = {"token_embd.weight": (np.zeros((64, 32), np.float32), F32)}
+    stated = GgufModel(write(tmp_path / "model.gguf", metadata, table)).config()
+    assert stated["architectures"] == [f"{name}ForCausalLM"]
+    config = read_model(stated).config
+    assert [config.window(layer) for layer in range(2)] == [None, None]
+    assert config.sliding_window is None
+
+
 @pytest.mark.parametrize("name", [*FOLDERS, *FOLDERS_2])
 def test_logits(name: str, shared_data: Path, tmp_path: Path) -> None:
     folder = shared_data / "models" / ("tiny-random-2" if name in FOLDERS_2 else "tiny-random") / name

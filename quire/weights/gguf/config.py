@@ -27,7 +27,7 @@ _BY_LAYER = ("gemma3n", "gemma4", "lfm2", "lfm2moe", "granitehybrid", "nemotron_
 _ONLY_EXPERTS = ("qwen35moe",)
 _OWN_HEADS = ("gemma4", "deepseek2", "minicpm3", "nemotron_h", "nemotron_h_moe")  # checked by their families
 _ROTATE_PART = ("phi3", "stablelm", "minimax-m2", "glm4", "glm4moe", "qwen3next", "qwen35", "qwen35moe")
-_NULL = ("q_lora_rank",)  # whose absence means something else than null
+_NULL = ("q_lora_rank", "sliding_window")  # whose absence means something else than null
 
 
 def keys_of(files: tuple[GgufFile, ...]) -> tuple[Keys, Architecture]:
@@ -266,6 +266,11 @@ def _mistral(keys: Keys) -> dict[str, Any]:
     return {"sliding_window": keys.optional_size("attention.sliding_window")}
 
 
+def _exaone4(keys: Keys) -> dict[str, Any]:
+    """A file of a model without windows, such as the 1.2B, states none."""
+    return {"sliding_window": None, **window(keys)}
+
+
 def _ministral3(keys: Keys) -> dict[str, Any]:
     scaling = _rope_scaling(keys)
     if scaling is None or scaling["rope_type"] != "yarn":
@@ -330,6 +335,6 @@ _OWN: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "Qwen2MoeForCausalLM": _qwen2_moe,
     "MiniMaxM2ForCausalLM": _minimax_m2,
     "Olmo3ForCausalLM": window,
-    "Exaone4ForCausalLM": window,
+    "Exaone4ForCausalLM": _exaone4,
     "GptOssForCausalLM": _gpt_oss,
 }

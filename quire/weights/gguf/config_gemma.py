@@ -15,15 +15,19 @@ _NOT_ROTATED = 1e20  # divisors of frequencies above it: an angle of nearly 0 at
 
 
 def window(keys: Keys) -> dict[str, Any]:
-    """Return the sliding window, and the layers that have one, as a list or as a period."""
+    """Return the sliding window, and the layers that have one, as a list or as a period.
+
+    A file that states no window has that of its family.
+    """
     size, pattern = (
         keys.optional_size("attention.sliding_window"),
         keys.value("attention.sliding_window_pattern"),
     )
+    own = {} if size is None else {"sliding_window": size}
     if isinstance(pattern, np.ndarray):
         kinds = ["sliding_attention" if slides else "full_attention" for slides in pattern.tolist()]
-        return {"sliding_window": size, "layer_types": kinds}
-    return {"sliding_window": size, "sliding_window_pattern": pattern}
+        return {**own, "layer_types": kinds}
+    return {**own, "sliding_window_pattern": pattern}
 
 
 def _gemma(keys: Keys, num_layers_27b: int) -> dict[str, Any]:
