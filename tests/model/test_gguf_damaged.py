@@ -255,6 +255,8 @@ def test_split_files(tmp_path: Path) -> None:
 
 def test_folders_of_files(tmp_path: Path) -> None:
     path = small(tmp_path / "m.gguf")
+    for other in ("mmproj-F16.gguf", "m.mmproj-F16.gguf", "m.imatrix.gguf"):
+        (tmp_path / other).write_bytes(b"GGUF")
     assert open_model(str(tmp_path)).where == str(path)
     small(tmp_path / "other.gguf")
     with pytest.raises(ConfigError, match=r"2 GGUF models\nhint: give the path of one: m.gguf, other.gguf"):

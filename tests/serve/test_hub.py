@@ -433,6 +433,13 @@ def test_an_ending_asks_for_gguf_even_beside_safetensors(hub: Hub, cache: Path) 
     assert resolve(MODEL + ":Q4_0", endpoint=hub.url, cache_dir=cache).read_bytes() == b"GGUF"
 
 
+@pytest.mark.parametrize("other", ["tiny.mmproj-Q8_0", "mmproj-BF16-Q8_0", "imatrix-Q8_0", "tiny.imatrix"])
+def test_projectors_and_statistics_are_no_models(hub: Hub, cache: Path, other: str) -> None:
+    hub.repositories[MODEL][OLD] = {"tiny.Q8_0.gguf": b"GGUF", f"{other}.gguf": b"of the model"}
+    for ending in ("", ":Q8_0"):
+        assert resolve(MODEL + ending, endpoint=hub.url, cache_dir=cache).name == "tiny.Q8_0.gguf"
+
+
 def test_no_gguf_file_is_fetched_to_look_at_a_model(
     hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from quire.errors import ConfigError, did_you_mean, quoted
 _PREFERRED = "Q4_K_M"
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_. -]{0,200}/)?[A-Za-z0-9_][A-Za-z0-9_.+() -]{0,200}", re.ASCII)
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$", re.ASCII)
-_NO_MODELS = ("mmproj", "imatrix")
+_NO_MODEL = re.compile(r"mmproj|^imatrix|imatrix$")  # before ".gguf", in small letters
 _MOST_SHOWN = 8
 _ENDING = ".gguf"
 
@@ -39,12 +39,20 @@ def choose_gguf(names: Sequence[str], ending: str | None, where: str) -> list[st
     raise ConfigError(f"{where}: {problem}", " ".join(filter(None, (near, _among([*models])))))
 
 
+def names_model(file: str) -> bool:
+    """Return True for the name of a GGUF file that may hold a language model, by what converters name.
+
+    Others hold projectors for images (X-mmproj-F16.gguf), or statistics for quantization (X.imatrix.gguf).
+    """
+    stem = file.lower().removesuffix(_ENDING)
+    return stem != file.lower() and _NO_MODEL.search(stem) is None
+
+
 def _models(names: Sequence[str]) -> dict[str, list[str]]:
     """Return the files of each model, in the order of their parts, by its name without number and ending."""
     found: dict[str, list[str]] = {}
     for name in sorted(names):
-        file = name.rpartition("/")[2].lower()
-        if _NAME.fullmatch(name) and file.endswith(_ENDING) and not file.startswith(_NO_MODELS):
+        if _NAME.fullmatch(name) and names_model(name.rpartition("/")[2]):
             found.setdefault(_PART.sub("", name[: -len(_ENDING)]), []).append(name)
     return found
 

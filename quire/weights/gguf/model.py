@@ -9,6 +9,7 @@ from typing import Any
 
 from quire.errors import ConfigError, quoted
 from quire.regular_file import open_regular, present
+from quire.weights.gguf.choice import names_model
 from quire.weights.gguf.config import config_of, keys_of
 from quire.weights.gguf.container import MAGIC, GgufFile
 from quire.weights.gguf.names import sizes_of
@@ -27,17 +28,13 @@ _SAMPLING |= {"penalty_repeat": "repetition_penalty"}
 
 def is_gguf(path: Path) -> bool:
     """Return True for a file with the name of GGUF files, or with their beginning, as in Ollama's store."""
-    if _is_named_gguf(path):
+    if path.suffix.lower() == ".gguf" and not path.is_dir():
         return True
     try:
         with open_regular(path) as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:
         return False
-
-
-def _is_named_gguf(path: Path) -> bool:
-    return path.suffix.lower() == ".gguf" and not path.is_dir()
 
 
 def only_gguf(folder: Path) -> Path | None:
@@ -47,8 +44,7 @@ def only_gguf(folder: Path) -> Path | None:
     """
     if not folder.is_dir() or present(folder / "config.json") or any(folder.glob("*.safetensors")):
         return None
-    named = filter(_is_named_gguf, folder.iterdir())
-    found = sorted(path for path in named if not path.name.startswith("mmproj"))
+    found = sorted(path for path in folder.iterdir() if names_model(path.name) and not path.is_dir())
     models = [path for path in found if (part := _PART.fullmatch(path.name)) is None or int(part[2]) == 1]
     if len(models) > 1:
         names = ", ".join(path.name for path in models[:5])
