@@ -13,6 +13,7 @@ from typing import Any
 from quire.backends.backend import Backend
 from quire.config import EngineConfig
 from quire.engine.status import AdapterFacts
+from quire.environment import user_path
 from quire.errors import ConfigError, RequestError, quoted
 from quire.program.passes import module_of
 from quire.program.program import Program
@@ -67,7 +68,7 @@ class Adapters:
         """
         if config.adapter_dir is None:
             return None
-        folder = Path(config.adapter_dir).expanduser()
+        folder = user_path(config.adapter_dir)
         adapters = cls(folder, backend, program, config.max_lora_rank, config.max_adapters)
         for name in found_in(folder) if chosen is None else ():
             adapters.load(name, name)

@@ -15,7 +15,7 @@ def api_keys(key_file: str | None) -> tuple[str, ...]:
     keys = [os.environ.get("QUIRE_API_KEY", "").strip()]
     if key_file is not None:
         try:
-            lines = Path(key_file).expanduser().read_text("utf-8").splitlines()
+            lines = user_path(key_file).read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"api_key_file {key_file!r} cannot be read: {error}") from error
         found = [line.strip() for line in lines if line.strip()]
@@ -49,6 +49,25 @@ def instruction_set() -> str | None:
 def cache_folder() -> Path:
     """Return the directory for files that can be recreated: QUIRE_CACHE_DIR, or the XDG cache directory."""
     if chosen := os.environ.get("QUIRE_CACHE_DIR"):
-        return Path(chosen).expanduser()
+        return user_path(chosen)
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "quire"
+    return (Path(base) if os.path.isabs(base) else home_folder() / ".cache") / "quire"
+
+
+def home_folder() -> Path:
+    """Return the user's home; "/", as containers have it, if neither HOME nor the system knows one."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/")
+
+
+def user_path(name: str) -> Path:
+    """Return the path that a user wrote, with a home in place of ~. Raises ConfigError if there is none."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        problem = f"{name}: no home folder of {Path(name).parts[0]} is known"
+        raise ConfigError(
+            problem, "write the path without ~, or put ./ before a name that begins so"
+        ) from None

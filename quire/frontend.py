@@ -10,9 +10,9 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from pathlib import Path
 from typing import Any
 
+from quire.environment import user_path
 from quire.errors import ConfigError, ContextOverflow, RequestError, did_you_mean, quoted
 from quire.grammar.compiler import GrammarCompiler
 from quire.images.prompt import PromptImages, Source, given, take_images
@@ -107,7 +107,7 @@ class Frontend:
         self.grammars = GrammarCompiler(model.config.vocab_size, names)
         self.images: PromptImages | None = None
         if (vision := model.vision) is not None and max_images:
-            allowed = None if media is None else Path(media).expanduser()
+            allowed = None if media is None else user_path(media)
             work = EncodingWork(vision, model.program).of
             self.images = PromptImages(
                 vision.patching, vision.token, max_images, allowed, vision.whole, work=work

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from quire.backends.device import Device, kv_dtype
 from quire.backends.draft_model import DraftModel, shared_table, spare_blocks
 from quire.cache_plan import Sizing, by_spec, with_more
 from quire.config import QUANTIZATIONS, EngineConfig
+from quire.environment import user_path
 from quire.errors import ConfigError
 from quire.images.vision import Vision
 from quire.program.program import Program
@@ -130,7 +130,7 @@ def plan_memory(
     activations += device.slots_bytes(program, config.max_num_seqs, sizing.nbytes([1] * len(groups)))
     activations += drafting.activation_bytes if drafting else 0
     activations += _image_bytes(device, weights, vision, config) if vision else 0
-    adapters = stored_bytes(Path(config.adapter_dir).expanduser()) if config.adapter_dir is not None else 0
+    adapters = stored_bytes(user_path(config.adapter_dir)) if config.adapter_dir is not None else 0
     left = available - working - activations - adapters - (config.prefix_cache_memory_bytes or 0)
     left -= config.max_num_seqs * sum(group.slot_bytes for group in groups)
     longest = config.max_model_len or longest

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.block_store import BlockStore
 from quire.build_digest import build_digest
 from quire.config import EngineConfig
+from quire.environment import user_path
 from quire.memory import gigabytes
 from quire.transfer.disk_store import DiskStore
 from quire.transfer.memory_store import MemoryStore
@@ -28,7 +28,7 @@ def open_store(description: Description, layout: str) -> BlockStore | None:
     config = description.config
     disk = None
     if config.prefix_cache_dir is not None:
-        folder = SegmentFolder(Path(config.prefix_cache_dir).expanduser(), config.prefix_cache_bytes)
+        folder = SegmentFolder(user_path(config.prefix_cache_dir), config.prefix_cache_bytes)
         disk = DiskStore(folder, content_fingerprint(description, layout))
     if config.prefix_cache_memory_bytes is not None:
         return MemoryStore(config.prefix_cache_memory_bytes, disk)

@@ -22,7 +22,7 @@ from quire.bench.openai_api import Unusable
 from quire.bench.search import Trial
 from quire.bench.target import Target
 from quire.bench.trials import Outcome, Tester
-from quire.environment import client_key
+from quire.environment import client_key, user_path
 from quire.errors import ConfigError
 from quire.goals import Goal
 from quire.plots import Chart, page, preformatted, svg
@@ -49,7 +49,7 @@ class BenchPlan:
         """Return the test that the flags describe. Raises ConfigError."""
         given = {field.name: getattr(args, field.name) for field in fields(LoadOptions)}
         given = {name: value for name, value in given.items() if value is not None}
-        given |= {name: Path(given[name]).expanduser() for name in _PATHS if name in given}
+        given |= {name: user_path(given[name]) for name in _PATHS if name in given}
         fixed = [name for name in _ONE_RATE if name in given]
         if args.rates and fixed:
             flag = f"--{fixed[0].replace('_', '-')}"
@@ -99,7 +99,7 @@ class BenchFiles:
 def _file(name: str | None) -> Path | None:
     if name is None:
         return None
-    path = Path(name).expanduser()
+    path = user_path(name)
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: there is no folder {path.parent}", "make it, or name another file")
     return path

@@ -6,11 +6,11 @@ import argparse
 import contextlib
 import time
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.option_types import TEXT
 from quire.cli.terminal import bold, complain, counted
+from quire.environment import user_path
 from quire.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _blocks(folder: str, clear: bool) -> int:
     from quire.memory import gigabytes
     from quire.transfer.segment_folder import SegmentFolder
 
-    path = Path(folder).expanduser()
+    path = user_path(folder)
     if not path.is_dir():
         raise ConfigError(f"{path}: no such folder")
     opened = SegmentFolder(path, 0)

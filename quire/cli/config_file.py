@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from quire.cli.option_types import MODELS, TEXT, OptionType, Repeated
 from quire.config import EngineConfig
+from quire.environment import user_path
 from quire.errors import ConfigError, QuireError, did_you_mean, quoted
 from quire.regular_file import read_limited
 
@@ -140,7 +140,7 @@ class Nested:
 
 def _settings(path: str) -> Iterator[Setting]:
     """Yield the settings of a file in order. Raises ConfigError unless it is a plain mapping."""
-    name, data = path[:200], read_limited(Path(path).expanduser(), MAX_BYTES)
+    name, data = path[:200], read_limited(user_path(path), MAX_BYTES)
     try:
         text = data.decode()
         _check_plain(name, text)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from quire.cli.option_types import TEXT
 from quire.cli.terminal import note
+from quire.environment import api_keys, user_path
 
 DESCRIPTION = """Write the page of `quire serve` as files, with a recording of the demo model in place of an
 engine. Any web server for files can show it: it needs no Quire, and asks no other host.
@@ -41,10 +41,9 @@ def page(args: argparse.Namespace) -> int:
         args.parser.refuse_unknown(args.words[0])
     if args.out is None:
         args.parser.refuse("--out DIR is missing", "try: quire page --out site")
-    from quire.environment import api_keys
     from quire.server.page.export import export
 
-    folder = Path(args.out).expanduser()
+    folder = user_path(args.out)
     nbytes = export(folder, next(iter(api_keys(None)), ""), note, force=bool(args.force))
     print(f"wrote the page to {folder} ({nbytes / 1e6:.1f} MB)")
     print(f"look at it:  python3 -m http.server --directory {folder}    at http://127.0.0.1:8000")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.arguments import add_words, check_model
 from quire.cli.option_types import TEXT, WHOLE
 from quire.cli.options import add_engine_flags, engine_options
+from quire.environment import user_path
 
 if TYPE_CHECKING:
     from quire.roofline.machines import Machine
@@ -110,7 +110,7 @@ def plan(args: argparse.Namespace) -> int:
     if args.svg:
         from quire.plots import svg
 
-        Path(args.svg).expanduser().write_text(svg(plan_report.chart(made, workload)))
+        user_path(args.svg).write_text(svg(plan_report.chart(made, workload)))
     found = plan_report.Report(made, workload, goal)
     if args.json:
         print(json.dumps(found.as_dict(), indent=2))

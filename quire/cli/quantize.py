@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from quire.cli.arguments import add_words, check_model
 from quire.cli.option_types import FRACTION, TEXT, WHOLE, choice_of
+from quire.environment import user_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,7 +120,7 @@ def quantize(args: argparse.Namespace) -> int:
     from quire.progress import steps_bar
 
     started = time.perf_counter()
-    output = Path(args.output).expanduser()
+    output = user_path(args.output)
     with _sigterm_unwinds(), new_folder(output) as folder, steps_bar("reading") as advance:
         report = _quantized(args, model, folder, advance)
     report["seconds"] = round(time.perf_counter() - started, 1)
@@ -200,7 +201,7 @@ def _calibration(args: argparse.Namespace, original: Original) -> np.ndarray:
 
     if args.calibration is None:
         return _texts(original, _built_in("calibration.txt"), args.calibration_tokens)
-    path = Path(args.calibration).expanduser()
+    path = user_path(args.calibration)
     try:
         text = read_limited(path, FILE_LIMIT_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:

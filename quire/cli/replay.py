@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from quire.cli.option_types import DURATION, TEXT
 from quire.cli.options import add_engine_flags, engine_options
 from quire.cli.terminal import bold, counted
+from quire.environment import user_path
 
 if TYPE_CHECKING:
     from quire.recording.figures import Figures, StepTimes
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from quire.recording.figures import figures_of
     from quire.recording.incident import read_incident
 
-    recording = read_incident(Path(args.words[0]).expanduser())
+    recording = read_incident(user_path(args.words[0]))
     figures = figures_of(recording)
     if not args.json:
         _show_contents(recording, figures)

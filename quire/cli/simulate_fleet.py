@@ -6,13 +6,13 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.bench import report
 from quire.bench.driver import LoadRun
 from quire.bench.metrics import summarize
 from quire.cli.fleet_report import as_json, charts, comparison, history
+from quire.environment import user_path
 from quire.goals import Goal
 from quire.plots import page, preformatted, svg
 from quire.routing.goal_scaler import GoalScaler
@@ -95,10 +95,10 @@ def run_fleet(
             for one, other in found.items()
         }
         content = json.dumps(figures, indent=1, default=str) + "\n"
-        Path(args.json).expanduser().write_text(content, "utf-8")
+        user_path(args.json).write_text(content, "utf-8")
     if args.html:
         shown = page("Simulated replicas", [preformatted(text), *map(svg, charts(found, goal))])
-        Path(args.html).expanduser().write_text(shown, "utf-8")
+        user_path(args.html).write_text(shown, "utf-8")
     return 0 if any(not one.error for one in done.timelines) else 1
 
 

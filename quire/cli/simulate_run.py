@@ -18,6 +18,7 @@ from quire.cli.simulate_fleet import run_fleet, simulated_by
 from quire.cli.simulate_law import known_law
 from quire.config import EngineConfig, ServerConfig
 from quire.engine.step_law import StepLaw
+from quire.environment import user_path
 from quire.errors import ConfigError
 from quire.goals import Goal
 from quire.simulation.clients import Bounds
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace, config: EngineConfig) -> int:
     setting = SimulatedModel.of(config, args.machine)
     known = known_law(setting, _path(args.law), _path(args.fit), calibrate=bool(args.calibrate))
     if args.save_law:
-        write_law(Path(args.save_law).expanduser(), known)
+        write_law(user_path(args.save_law), known)
     runs = _Runs(setting, known, load, _queue(args))
     if args.is_fleet:
         options = {"bounds": runs.bounds, "is_open": load.is_open}
@@ -69,19 +70,19 @@ def run(args: argparse.Namespace, config: EngineConfig) -> int:
             "utilisation": utilisation,
             "sensitivity": [asdict(one) for one in sensitivity],
         }
-        path = Path(args.json).expanduser()
+        path = user_path(args.json)
         path.write_text(json.dumps(figures, indent=1, default=str) + "\n", "utf-8")
     return 0 if any(not one.error for one in done.timelines) else 1
 
 
 def _path(name: str | None) -> Path | None:
-    return None if name is None else Path(name).expanduser()
+    return None if name is None else user_path(name)
 
 
 def _load(args: argparse.Namespace) -> LoadOptions:
     given = {field.name: getattr(args, field.name, None) for field in fields(LoadOptions)}
     if given["arrivals"] is not None:
-        given["arrivals"] = Path(given["arrivals"]).expanduser()
+        given["arrivals"] = user_path(given["arrivals"])
     return LoadOptions(**{name: value for name, value in given.items() if value is not None})
 
 

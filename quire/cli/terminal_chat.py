@@ -8,12 +8,12 @@ import sys
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.cli.chosen import in_words
 from quire.cli.options import in_flags
 from quire.cli.terminal import AnswerWriter, complain, counted, note
+from quire.environment import user_path
 from quire.errors import ConfigError, RequestError
 from quire.images.prompt import image_part
 from quire.images.reader import MAX_BYTES
@@ -220,7 +220,7 @@ class TerminalChat:
 
 def picture(name: str) -> dict[str, Any]:
     """Return the picture in a file as a part of a message. Raises ConfigError if it cannot be read."""
-    return image_part(read_limited(Path(name).expanduser(), MAX_BYTES), name)
+    return image_part(read_limited(user_path(name), MAX_BYTES), name)
 
 
 def _read_line() -> str:

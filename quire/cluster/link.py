@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from quire.cluster.link_messages import Alive, LinkMessage
+from quire.environment import user_path
 from quire.errors import ConfigError, shortened
 from quire.transfer.sealed_frames import MIN_KEY_BYTES, LinkRefused, SealedFrames
 
@@ -64,7 +65,7 @@ def read_key(path: str) -> bytes:
     """Return the shared key of a file. Raises ConfigError if it is short, or readable by others."""
     hint = "make one with: (umask 077; head -c 32 /dev/urandom | base64 > link.key)"
     try:
-        with Path(path).expanduser().open("rb") as file:
+        with user_path(path).open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             key = file.read(4096).strip()
     except OSError as error:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from quire.environment import user_path
 from quire.errors import ConfigError, Overloaded, QuireError, RequestError
 from quire.recording.chunks import ChunkKind, JournalLimits
 from quire.recording.incident import Incident, write_incident
@@ -146,7 +147,7 @@ class Recorder:
 
 def _private_folder(name: str) -> Path:
     """Return a folder that only this user may enter, made if missing. Raises ConfigError."""
-    folder = Path(name).expanduser()
+    folder = user_path(name)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()

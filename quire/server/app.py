@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,6 +14,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.config import EngineConfig, ServerConfig
+from quire.environment import user_path
 from quire.errors import QuireError
 from quire.server import admin, replica_routes, steps, traces
 from quire.server.anthropic import messages
@@ -87,7 +87,7 @@ def kept_secret(config: ServerConfig, engine_config: EngineConfig) -> bytes | No
     """Return the secret for salts of keys, if blocks under them are kept in files. Raises ConfigError."""
     if not config.cache_per_key or engine_config.prefix_cache_dir is None:
         return None
-    return folder_secret(Path(engine_config.prefix_cache_dir).expanduser())
+    return folder_secret(user_path(engine_config.prefix_cache_dir))
 
 
 async def refuse(request: Request, error: Exception) -> Response:

@@ -20,6 +20,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from quire.environment import home_folder
 from quire.errors import Conflict, ContextOverflow, EngineDead, Overloaded, QuireError, RequestError
 
 UNEXPECTED = "the server failed to process this request; its log has the details"
@@ -57,7 +58,7 @@ _LLAMACPP_TYPES = {403: "permission_error", 501: "not_supported_error", 503: "un
 _LLAMACPP_PATHS = frozenset({"/completion", "/completions", "/props", "/slots", "/apply-template", "/infill"})
 
 _ROOTS = "home|root|usr|opt|var|tmp|etc|mnt|srv|proc|dev|run|lib|data|Users"
-_OWN = {path.parts[1] for path in (Path(__file__), Path(sys.prefix), Path.home()) if len(path.parts) > 1}
+_OWN = {path.parts[1] for path in (Path(__file__), Path(sys.prefix), home_folder()) if len(path.parts) > 1}
 _ROOT = "|".join((_ROOTS, *map(re.escape, sorted(_OWN))))
 _INTERNALS = (
     (re.compile(r'File "[^"\n]*", line \d+(?:, in [\w.<>]+)?'), "[source]"),

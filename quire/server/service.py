@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from quire.config import EngineConfig, ServerConfig
 from quire.engine.client import EngineClient
 from quire.engine.forecast import Forecast, mean_context
 from quire.engine.status import AdapterFacts, EngineStatus, StepReport
+from quire.environment import user_path
 from quire.errors import Overloaded
 from quire.frontend import Encoded, Frontend
 from quire.images.prompt import has_images
@@ -271,7 +271,7 @@ def served_names(config: ServerConfig, model: str) -> tuple[str, ...]:
     """
     if names := tuple(name for name in config.served_model_name if not _is_pattern(name)):
         return names
-    path = Path(model).expanduser()
+    path = user_path(model)
     return (path.resolve().name if path.exists() and model != "demo" else model,)
 
 

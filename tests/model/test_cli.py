@@ -17,6 +17,7 @@ import quire
 from quire.cli import arguments, terminal
 from quire.cli.main import main
 from quire.cli.terminal import counted
+from quire.environment import cache_folder
 
 QUIRE = f"{sys.executable} -m quire"
 
@@ -381,6 +382,25 @@ def test_a_damaged_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for model in (tmp_path, tmp_path / "model.gguf"):
         assert call("run", str(model), "hi") == 1
         assert "4 bytes are too few for a GGUF file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["replay", "quantize demo -o", "cache --prefix-cache-dir", "page --out"])
+def test_a_home_of_nobody(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*command.split(), "~nobody-has-this-name/x") == 1
+    error = capsys.readouterr().err
+    assert "no home folder of ~nobody-has-this-name is known" in error
+    assert "hint: write the path without ~" in error
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a container that runs with any number of a user: nothing is cached."""
+    for name in ("HOME", "QUIRE_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
+    assert cache_folder() == Path("/.cache/quire")
+    assert call("cache", "ls") == 0
+    assert call("run", "demo", "Hi", "--max-tokens", "3", "--device", "reference") == 0
+    assert "3 output tokens" in capsys.readouterr().err
 
 
 def test_plural() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from quire.backends.device import device_for
 from quire.config import EngineConfig, ServerConfig
 from quire.description import Description, describe
 from quire.engine.status import ModelFacts
+from quire.environment import user_path
 from quire.errors import ConfigError, QuireError
 from quire.memory import gigabytes, misfit
 from quire.models.purpose import Pooling
@@ -31,7 +31,7 @@ class ModelSpec:
     def adapter_names(self) -> list[str]:
         """Return the names of the adapters in its folder. Raises ConfigError if that cannot be read."""
         folder = self.engine_config.adapter_dir
-        return [] if folder is None else found_in(Path(folder).expanduser())
+        return [] if folder is None else found_in(user_path(folder))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,5 +115,5 @@ def _weights(spec: ModelSpec) -> str:
 def _beside(config: EngineConfig) -> int:
     """Return bytes that an engine needs beside what its plan counts: kept blocks, and adapters."""
     folder = config.adapter_dir
-    adapter_bytes = 0 if folder is None else stored_bytes(Path(folder).expanduser())
+    adapter_bytes = 0 if folder is None else stored_bytes(user_path(folder))
     return adapter_bytes + (config.prefix_cache_memory_bytes or 0)
