@@ -22,12 +22,14 @@ from quire.weights.folder import ModelFolder
 from quire.weights.pack_quantized import SAFETENSORS, entries_of, quantization_config, tensors_of
 from quire.weights.plan import HEAD
 from quire.weights.safetensors_writer import SafetensorsWriter, data_bytes
+from quire.weights.sentence import SETTINGS, module_files
 
 # Files of a model besides its weights and config.json, copied as they are if they are there.
 _FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "tokenizer.model", "generation_config.json", "chat_template.jinja"),
-    *("chat_template.json", "preprocessor_config.json", "LICENSE", "LICENSE.txt", "NOTICE"),
+    *("chat_template.json", "preprocessor_config.json", "processor_config.json", *SETTINGS),
+    *("LICENSE", "LICENSE.txt", "NOTICE"),
 )
 _TEMPLATES = "additional_chat_templates"
 _REST_BYTES = 1 << 20  # of config.json, headers and the like
@@ -90,8 +92,9 @@ class QuantizedFolder:
             tensors.release(name)
         self._file.close()
         self._write_config()
-        for file in _FILES:
+        for file in (*_FILES, *module_files(self._from)):
             if present(self._from / file):
+                (self.path / file).parent.mkdir(exist_ok=True)
                 shutil.copyfile(self._from / file, self.path / file)
         if (self._from / _TEMPLATES).is_dir():
             shutil.copytree(self._from / _TEMPLATES, self.path / _TEMPLATES)

@@ -88,6 +88,13 @@ def read_settings(folder: Path) -> SentenceSettings | None:
     return SentenceSettings(method, normalized, dense, length, prompts, default)
 
 
+def module_files(folder: Path) -> list[str]:
+    """Return the files that modules of a model's folder may have, in folders of their own."""
+    listed = _modules(folder / "modules.json") if present(folder / "modules.json") else []
+    names = ("config.json", "model.safetensors")
+    return [f"{where}/{name}" for _, where in listed if where for name in names]
+
+
 def _modules(path: Path) -> list[tuple[str, str]]:
     """Return the class of each module, and its folder."""
     text = read_limited(path, _LIMIT_BYTES)

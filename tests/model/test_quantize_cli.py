@@ -115,6 +115,31 @@ def test_a_composite_keeps_its_names_and_its_towers(tmp_path: Path) -> None:
     assert len(answer[0].outputs[0].token_ids) == 5
 
 
+def test_a_model_for_embeddings_stays_one(tmp_path: Path) -> None:
+    folder, out = tmp_path / "model", tmp_path / "made"
+    shutil.copytree(open_model("demo-draft").path, folder)
+    width = json.loads((folder / "config.json").read_text())["hidden_size"]
+    modules = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense", "3_Normalize": "Normalize"}
+    listed = [{"path": path, "type": f"sentence_transformers.{kind}"} for path, kind in modules.items()]
+    files = {
+        "modules.json": listed,
+        "config_sentence_transformers.json": {"prompts": {"query": "find: "}},
+        "1_Pooling/config.json": {"pooling_mode_lasttoken": True},
+        "2_Dense/config.json": {"in_features": width, "out_features": 5, "bias": False},
+        "processor_config.json": {"image_processor": {}},
+    }
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content))
+    weight = np.linspace(-1, 1, 5 * width, dtype=np.float32).reshape(5, width)
+    save_file({"linear.weight": weight}, folder / "2_Dense" / "model.safetensors")
+    assert quantize(str(folder), "-o", str(out), *FEW) == 0
+    assert {name: json.loads((out / name).read_text()) for name in files} == files
+    with LLM(str(out), device="reference") as llm:
+        (found,) = llm.embed("a cat", use_tqdm=False, prompt_name="query")
+    assert len(found.outputs.embedding) == 5
+
+
 def test_mixed_precision_keeps_its_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "mixed"
     assert quantize("demo-draft", "-o", str(out), "--bits", "5.5", *FEW) == 0
