@@ -23,6 +23,7 @@ from quire.weights.pack_quantized import SAFETENSORS, entries_of, quantization_c
 from quire.weights.plan import HEAD
 from quire.weights.safetensors_writer import SafetensorsWriter, data_bytes
 from quire.weights.sentence import SETTINGS, module_files
+from quire.weights.templates import ADDITIONAL
 
 # Files of a model besides its weights and config.json, copied as they are if they are there.
 _FILES = (
@@ -31,7 +32,6 @@ _FILES = (
     *("chat_template.json", "preprocessor_config.json", "processor_config.json", *SETTINGS),
     *("LICENSE", "LICENSE.txt", "NOTICE"),
 )
-_TEMPLATES = "additional_chat_templates"
 _REST_BYTES = 1 << 20  # of config.json, headers and the like
 
 
@@ -96,8 +96,8 @@ class QuantizedFolder:
             if present(self._from / file):
                 (self.path / file).parent.mkdir(exist_ok=True)
                 shutil.copyfile(self._from / file, self.path / file)
-        if (self._from / _TEMPLATES).is_dir():
-            shutil.copytree(self._from / _TEMPLATES, self.path / _TEMPLATES)
+        if (self._from / ADDITIONAL).is_dir():
+            shutil.copytree(self._from / ADDITIONAL, self.path / ADDITIONAL)
 
     def _write_config(self) -> None:
         config: dict[str, Any] = read_json(self._from / "config.json")

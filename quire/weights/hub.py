@@ -26,6 +26,7 @@ from quire.weights.gguf.model import GgufModel, is_gguf, only_gguf
 from quire.weights.safetensors import INDEX_NAME, read_index, weight_files
 from quire.weights.sentence import MODULE_SETTINGS, MODULE_WEIGHTS, SETTINGS
 from quire.weights.source import ModelSource, OverriddenSource
+from quire.weights.templates import ADDITIONAL
 
 DEMO = Path(__file__).parent.parent / "assets" / "demo"
 EMBEDDED = {"demo": DEMO, "demo-draft": DEMO.with_name("demo-draft")}
@@ -281,7 +282,7 @@ class _Repository:
 
 
 def _is_small(name: str) -> bool:
-    patterns = PATTERNS if "/" not in name else MODULE_SETTINGS
+    patterns = PATTERNS if "/" not in name else (*MODULE_SETTINGS, f"{ADDITIONAL}/*.jinja")
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 

@@ -11,6 +11,7 @@ from quire.regular_file import present, read_limited
 
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_TEMPLATES = 64  # of one model
+ADDITIONAL = "additional_chat_templates"  # the folder in which transformers writes them
 
 
 def read_templates(folder: Path) -> dict[str, str]:
@@ -36,8 +37,8 @@ def read_templates(folder: Path) -> dict[str, str]:
 
 
 def _additional(folder: Path) -> list[Path]:
-    """Return the additional templates: *.jinja in the folder where transformers writes them."""
-    beside = folder / "additional_chat_templates"
+    """Return the additional templates."""
+    beside = folder / ADDITIONAL
     if not present(beside):
         return []
     try:

@@ -232,6 +232,13 @@ def test_modules_of_sentence_transformers_are_fetched_with_their_weights(hub: Hu
     assert hub.files_asked() == wanted_files("model.safetensors", "2_Dense/model.safetensors") | modules
 
 
+def test_templates_for_other_uses_are_fetched(hub: Hub, cache: Path) -> None:
+    name = "additional_chat_templates/tool_use.jinja"
+    hub.repositories[MODEL][OLD] |= {name: b"{{ tools }}", f"{name}.md": b"about"}
+    assert fetch(hub, cache).chat_templates() == {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+    assert hub.files_asked() == wanted_files("model.safetensors") | {name}
+
+
 def test_every_file_comes_from_one_commit_though_the_branch_moves(hub: Hub, cache: Path) -> None:
     hub.move_to = NEW
     folder = fetch(hub, cache)
