@@ -208,7 +208,8 @@ def check(specs: Mapping[str, WeightSpec], tensors: Tensors, ignored: Iterable[s
     wanted = {source: spec for spec in specs.values() for source in spec.sources}
     missing = [name for name in wanted if name not in tensors]
     allowed = re.compile("|".join(map(translate, ignored)) or "(?!)")
-    unexpected = [name for name in tensors if name not in wanted and not allowed.match(name)]
+    others = (name for name in tensors if name not in wanted and not allowed.match(name))
+    unexpected = [name for name in others if not _adds_nothing(name, tensors)]
     misshaped = []
     for spec in specs.values():
         for source in spec.sources:
@@ -228,6 +229,14 @@ def check(specs: Mapping[str, WeightSpec], tensors: Tensors, ignored: Iterable[s
         raise ConfigError(f"{tensors.where}: the checkpoint does not fit the model: {listed}", hint)
     for name in wanted:
         _ = tensors[name].storage  # raises for unsupported number formats
+
+
+def _adds_nothing(name: str, tensors: Tensors) -> bool:
+    """Return True for a bias of zeros beside a quantized matrix: AutoGPTQ wrote one for every matrix."""
+    matrix = tensors.get(name.removesuffix(".bias") + ".weight")
+    if not name.endswith(".bias") or matrix is None or matrix.storage.is_float:
+        return False
+    return not tensors.pull(name).dense().any()
 
 
 def _listing(what: str, names: list[str]) -> str:

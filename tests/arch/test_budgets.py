@@ -125,7 +125,7 @@ ROOMS = (
     ),
     Room(
         "formats",
-        2_010,
+        2_020,
         "reading checkpoints, and storing weights in fewer bits, ours and those of other formats",
         ("weights", "quantize"),
     ),

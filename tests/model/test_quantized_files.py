@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from quantized_files import FOLDERS, error_of, golden_of
+from safetensors.numpy import load_file, save_file
 from tiny import Paged
 
 from quire import LLM
 from quire.cli.main import main
 from quire.config import EngineConfig
 from quire.description import Description, describe
+from quire.errors import ConfigError
 from quire.quantize.coded import Coded
 from quire.quantize.kinds import Dense
 from quire.weights.kinds_report import in_a_line
@@ -59,6 +62,21 @@ def test_each_matrix_is_what_the_tool_of_its_format_makes_of_it(name: str, share
 def test_every_folder_is_tested(shared_data: Path) -> None:
     folder = shared_data / "quantized"
     assert {str(found.parent.relative_to(folder)) for found in folder.glob("*/*/config.json")} == set(FOLDERS)
+
+
+def test_biases_of_zeros_for_every_matrix_are_passed_over(shared_data: Path, tmp_path: Path) -> None:
+    """AutoGPTQ wrote them, whatever the model has."""
+    folder = tmp_path / "gptq"
+    shutil.copytree(shared_data / "quantized" / "gptq-awq" / "gptq-4bit-g128", folder)
+    tensors = load_file(folder / "model.safetensors")
+    matrices = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
+    biases = {f"{name}.bias": np.zeros(tensors[f"{name}.scales"].shape[1], np.float16) for name in matrices}
+    save_file(tensors | biases, folder / "model.safetensors")
+    assert described(folder).weights.summary.startswith("GPTQ, 4 bits, groups of 128")
+    biases[f"{matrices[0]}.bias"][1] = 1
+    save_file(tensors | biases, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=f"1 tensor not part of this model \\({matrices[0]}.bias\\)"):
+        described(folder)
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
