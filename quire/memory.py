@@ -283,8 +283,8 @@ def summary(plan: MemoryPlan) -> str:
 
 
 def gigabytes(nbytes: float) -> str:
-    """Format bytes for people: 1.50 GB, 12.3 MB, 4.0 kB."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
+    """Format bytes for people: 1.06 TB, 1.5 GB, 12.3 MB, 4 kB."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= 0.9995 * size:  # what three digits round to it
             return f"{nbytes / size:.3g} {unit}"
     return f"{nbytes:.0f} B"

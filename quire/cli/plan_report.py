@@ -341,9 +341,9 @@ def _range(span: Span) -> str:
 
 def _time(seconds: float) -> str:
     for unit, size, limit in (("us", 1e-6, 1e-3), ("ms", 1e-3, 1.0)):
-        if seconds < limit:
+        if seconds < 0.9995 * limit:  # three digits round no more to the next unit
             return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
 
 
 def _number(value: float) -> str:

@@ -36,7 +36,7 @@ def _num_parameters(part: LeftOut, tensors: Tensors, used: Container[str]) -> in
 
 def in_words(parameters: int) -> str:
     """Return a number in three digits and a word: "417 million"."""
-    for unit, size in (("billion", 1e9), ("million", 1e6), ("thousand", 1e3)):
-        if parameters >= size:
+    for unit, size in (("trillion", 1e12), ("billion", 1e9), ("million", 1e6), ("thousand", 1e3)):
+        if parameters >= 0.9995 * size:  # what three digits round to it
             return f"{parameters / size:.3g} {unit}"
     return str(parameters)

@@ -15,6 +15,7 @@ from quire import __version__, memory
 from quire.backends.device import Device, device_for, kv_dtype, plan_weights
 from quire.backends.host import available_memory, granted_processors
 from quire.backends.reference import ReferenceBackend
+from quire.cli import plan_report
 from quire.config import KV_CACHE_DTYPES, EngineConfig
 from quire.description import describe
 from quire.errors import ConfigError
@@ -29,6 +30,7 @@ from quire.models import read_model
 from quire.program import WeightSpec
 from quire.program.passes import fuse
 from quire.quantize.round_to_nearest import quantize
+from quire.weights.left_out import in_words
 from quire.weights.plan import all_in
 
 PROGRAM = fuse(read_model(CONFIGS["llama"]).program)
@@ -344,6 +346,15 @@ def test_the_fingerprint_names_what_decides_the_bits() -> None:
 
 def test_readable_numbers() -> None:
     assert [gigabytes(n) for n in (12, 2050, 5.5e6, 16.4e9)] == ["12 B", "2.05 kB", "5.5 MB", "16.4 GB"]
+    assert [gigabytes(n) for n in (999_600, 999.7e6, 999.4e9, 1.06e12)] == [
+        "1 MB",
+        "1 GB",
+        "999 GB",
+        "1.06 TB",
+    ]
+    assert [in_words(n) for n in (999_700_000, 1_026_000_000_000)] == ["1 billion", "1.03 trillion"]
+    times = [plan_report._time(seconds) for seconds in (0.9994e-3, 0.9997e-3, 0.99961, 999.4, 999.6)]
+    assert times == ["999 us", "1 ms", "1 s", "999 s", "1,000 s"]
 
 
 @pytest.mark.parametrize(("name", "each"), [("native", 3), ("reference", 1)])
