@@ -56,6 +56,8 @@ class PooledTexts:
             ids = token_ids_of(text)
             return self._checked(Encoded(ids if limit is None else ids[:limit], pooling="embed"), "input")
         shown = before + self._cut(text, limit, "input")
+        if self._settings is not None and self._settings.lower_case:
+            shown = shown.lower()
         ids = tuple(self._frontend.need_tokenizer().encode_whole(shown, None, limit))
         return self._checked(Encoded(ids, text, pooling="embed"), "input")
 

@@ -49,7 +49,8 @@ _MAX_FEATURES = 1 << 20
 class SentenceSettings:
     """The settings of a model for embeddings: `prompts` are beginnings of texts, by the names of tasks.
 
-    The vector that pooling by `method` gives goes through the modules `dense`.
+    With `lower_case` texts are read in small letters, whatever the tokenizer does. The vector that pooling by
+    `method` gives goes through the modules `dense`.
     """
 
     method: Literal["mean", "cls", "last"]
@@ -58,6 +59,7 @@ class SentenceSettings:
     max_tokens: int | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
+    lower_case: bool = False
 
 
 def read_settings(folder: Path) -> SentenceSettings | None:
@@ -85,7 +87,8 @@ def read_settings(folder: Path) -> SentenceSettings | None:
     length = sizes.get("max_seq_length")
     if length is not None and (type(length) is not int or length < 1):
         raise ConfigError(f"sentence_bert_config.json: max_seq_length = {quoted(length)} is not a size")
-    return SentenceSettings(method, normalized, dense, length, prompts, default)
+    lower_case = sizes.get("do_lower_case") is True
+    return SentenceSettings(method, normalized, dense, length, prompts, default, lower_case)
 
 
 def module_files(folder: Path) -> list[str]:

@@ -349,6 +349,17 @@ def test_the_length_of_texts_is_a_setting(tmp_path: Path) -> None:
         assert llm.frontend.model.pooling.method == "cls"
 
 
+def test_texts_are_read_in_small_letters_where_the_settings_say_so(tmp_path: Path) -> None:
+    folder = write_bert(tmp_path / "bert")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text()) | {"normalizer": None}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    for stated in (True, False):
+        (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": stated}))
+        with load(folder) as llm:
+            one, other = llm.embed(["A Cat", "a cat"], use_tqdm=False)
+        assert (one.prompt_token_ids == other.prompt_token_ids) == stated
+
+
 def test_files_as_released_models_have_them(tmp_path: Path) -> None:
     """Tensors of a body, buffers, a pooler and the modules of a cross-encoder are no obstacle."""
     for write in (write_bert, write_cross_encoder):
