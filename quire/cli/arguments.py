@@ -34,7 +34,7 @@ def model_and_prompt(args: argparse.Namespace) -> tuple[str, str | None]:
     """
     model, prompt, wait = _split(args)
     reads = wait or (prompt is None and not sys.stdin.isatty())
-    check_model(model, args.revision, ask_hub=reads)
+    check_model(model, args.revision, ask_hub=reads, may_be_prompt=prompt is None)
     if prompt is None and not reads:
         return model, None
     piped = _piped(reads)
@@ -96,15 +96,22 @@ def is_path(model: str) -> bool:
         return False
 
 
-def check_model(model: str, revision: str | None = None, *, ask_hub: bool = False) -> None:
-    """Raise ConfigError for an invalid model name; with `ask_hub`, also for one not on the Hub."""
+def check_model(
+    model: str, revision: str | None = None, *, ask_hub: bool = False, may_be_prompt: bool = False
+) -> None:
+    """Raise ConfigError for an invalid model name, which may be meant as a prompt.
+
+    With `ask_hub`, also for one not on the Hub.
+    """
     if model in ("demo", "demo-draft") or is_path(model):
         return
     if model and "/" not in model:  # Hub ids are "organisation/name"
         folders = [one.name for one in Path().iterdir() if one.is_dir() and not one.name.startswith(".")]
         near = did_you_mean(model[:80], ["demo", *folders])
-        ask = f"to ask the demo model: quire run demo {_quoted(model)}"
-        raise ConfigError(f"model {shortened(model)!r}: no such folder, and not a Hub id", near or ask)
+        hint = "give the path of a model's folder, or an id such as 'organisation/name'"
+        if may_be_prompt:
+            hint = f"to ask the demo model: quire run demo {_quoted(model)}"
+        raise ConfigError(f"model {shortened(model)!r}: no such folder, and not a Hub id", near or hint)
     if ask_hub:
         from quire.weights.hub import resolve
 

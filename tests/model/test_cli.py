@@ -156,6 +156,8 @@ def test_sizes_take_units(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "no/such/folder", "hi"], 1, "no such folder"),
         (["run", "hello"], 1, 'to ask the demo model: quire run demo "hello"'),
         (["run", "demos"], 1, "did you mean 'demo'?"),
+        (["run", "nosuch", "hello"], 1, "hint: give the path of a model's folder"),
+        (["inspect", "nosuch"], 1, "hint: give the path of a model's folder"),
         (["inspect", "some/model.gguf"], 1, "no such file"),
         (["run", "demo", "hi", "--max-num-seqs", "0"], 1, "error: --max-num-seqs 0 is out of range"),
         (["run", "demo", "hi", "--max-tokens", "0"], 1, "--max-tokens must be an integer from 1 to"),
