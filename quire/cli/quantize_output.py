@@ -15,6 +15,7 @@ from typing import Any
 from quire.cli.quantize_model import Original, width_of
 from quire.errors import ConfigError
 from quire.json_file import read_json
+from quire.memory import gigabytes
 from quire.program.program import WeightSpec
 from quire.quantize.grid import Grid, Rounded
 from quire.regular_file import present
@@ -62,7 +63,7 @@ class QuantizedFolder:
         self.nbytes = data_bytes(entries)
         free = shutil.disk_usage(path).free
         if free < self.nbytes + _REST_BYTES:
-            needed = f"{self.nbytes / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free"
+            needed = f"{gigabytes(self.nbytes + _REST_BYTES)} are needed and {gigabytes(free)} are free"
             raise ConfigError(
                 f"not enough space on the disk of {path.parent}: {needed}",
                 "free some, or give another folder",

@@ -202,7 +202,9 @@ def test_a_full_disk_and_an_interruption_leave_nothing(
     with monkeypatch.context() as patched:
         patched.setattr("quire.cli.quantize_output.shutil.disk_usage", lambda path: usage)
         assert quantize("demo-draft", "-o", str(tmp_path / "out"), *FEW) == 1
-    assert "not enough space" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "not enough space" in error
+    assert "MB are needed and 1.05 MB are free" in error
 
     before = signal.getsignal(signal.SIGTERM)
     for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
