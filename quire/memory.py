@@ -22,6 +22,8 @@ KV_SHARE = 0.5  # maximum share of the memory that weights and activations leave
 KV_MOST = 0.9  # and its maximum if one request of full length needs more
 FLOAT_BYTES = 4
 SNAPSHOT_SHARE = 0.05  # maximum share of that memory for snapshots of states
+_BITS = {"int8": 8.25, "int4": 4.25}  # of a weight, in each of QUANTIZATIONS
+_SMALLER = 0.9  # share of the bits that weights have, above which it is not worth to round them again
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class MemoryPlan:
     """
 
     weight_bytes: int  # as stored
+    num_weights: int
     working_bytes: int  # as the backend keeps them: packed, or as float32 in the reference backend; the part
     # of this engine, if several share them
     activation_bytes: int
@@ -146,6 +149,7 @@ def plan_memory(
         blocks, reason = _blocks(sizing, config, longest, max(left, 0) if device.computes else None)
     return MemoryPlan(
         weight_bytes=sum(map(weights.stored_bytes, weights.specs.values())),
+        num_weights=sum(spec.size for spec in weights.specs.values()),
         working_bytes=working,
         activation_bytes=activations,
         sizing=sizing,
@@ -257,7 +261,8 @@ def _too_large(plan: MemoryPlan, config: EngineConfig, device: Device, least: in
     """Return what is too large, and what to do. The cache needs at least `least` bytes."""
     if plan.working_bytes + plan.loading_bytes > plan.available_bytes:
         tried = QUANTIZATIONS.index(config.quantization) + 1 if config.quantization else 0
-        fewer = " or ".join(map(repr, QUANTIZATIONS[tried:]))
+        most = _SMALLER * 8 * plan.weight_bytes / plan.num_weights
+        fewer = " or ".join(repr(name) for name in QUANTIZATIONS[tried:] if _BITS[name] < most)
         hint = f"give quantization = {fewer}, or take a smaller model" if fewer else "take a smaller model"
         if device.keeps_floats_as and config.quantization is None:
             kept = f"keeps {device.keeps_floats_as}, however weights are stored"

@@ -152,6 +152,22 @@ def test_what_does_not_fit_says_how_much_is_missing_and_what_helps() -> None:
     assert misfit(got, config) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("Qwen--Qwen3-235B-A22B", "give quantization = 'int8' or 'int4', or take a smaller model"),
+        ("Qwen--Qwen3-235B-A22B-FP8", "give quantization = 'int4', or take a smaller model"),
+        ("nvidia--DeepSeek-V3.1-NVFP4", "take a smaller model"),
+    ],
+)
+def test_rounding_is_suggested_only_where_it_saves_memory(name: str, hint: str, shared_data: Path) -> None:
+    config = EngineConfig(model=str(shared_data / "configs" / name), device="native")
+    found = describe(config, weights=False, available_bytes=10**10)
+    error = memory.misfit(found.memory, config, found.device)
+    assert error is not None
+    assert error.hint == hint
+
+
 def test_activations_count_the_logits_of_a_whole_chunk_of_a_prompt() -> None:
     """Its logprobs may be asked for, whatever the number of sequences."""
     few, _ = plan(10**9, max_num_seqs=1, max_num_batched_tokens=200)
