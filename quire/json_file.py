@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError, quoted
-from quire.regular_file import read_limited
+from quire.regular_file import hint_for, read_limited
 
 LIMIT_BYTES = 32 << 20
 MAX_VALUES = 1 << 19  # in one file, not counting keys: each takes some 60 bytes of memory, and time
-_AGAIN = "the file is damaged or incomplete: fetch it again"
+_AGAIN = hint_for(b"")
 
 
 def read_json(path: Path, limit_bytes: int = LIMIT_BYTES, max_values: int = MAX_VALUES) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def parse_object(text: bytes, where: str, decode: Callable[[bytes], Any] | None 
     except (ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{where}: not valid JSON: {_first_line(error)}", _AGAIN) from None
+        raise ConfigError(f"{where}: not valid JSON: {_first_line(error)}", hint_for(text)) from None
     if not isinstance(value, dict):
         raise ConfigError(f"{where}: expected a JSON object, got {type(value).__name__}", _AGAIN)
     return value

@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from quire.errors import ConfigError
 
+_POINTER = b"version "  # how those of Git LFS begin
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFCHR: "a device",
@@ -21,6 +22,13 @@ _KINDS = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
 }
+
+
+def hint_for(begin: bytes) -> str:
+    """Return what to do about a file that begins so, and is not what its name says."""
+    if begin.startswith(_POINTER):
+        return "it is a pointer of Git LFS to the file: run 'git lfs pull' in the folder, or download it"
+    return "the file is damaged or incomplete: fetch it again"
 
 
 def present(path: Path) -> bool:

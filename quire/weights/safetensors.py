@@ -23,7 +23,7 @@ from quire.errors import ConfigError, quoted
 from quire.json_file import check_size, parse_object, read_json
 from quire.program.program import MAX_TENSORS
 from quire.quantize.kinds import DTYPES, Array, Dense, FloatStorage
-from quire.regular_file import open_regular
+from quire.regular_file import hint_for, open_regular
 from quire.weights.tensors import Tensors
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -52,7 +52,7 @@ _ARRAYS = {name: DTYPES[kind] for name, kind in _NATIVE.items()} | {
     "I64": np.dtype(np.int64),
 }
 
-_DAMAGED = "the file is damaged or incomplete: fetch it again"
+_DAMAGED = hint_for(b"")
 
 
 class TensorEntry(NamedTuple):
@@ -218,9 +218,10 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8) or b"", "little")
+            begin = file.read(8) or b""
+            length = int.from_bytes(begin, "little")
             if size < 8 or length > size - 8 or length > _HEADER_LIMIT_BYTES:
-                raise ConfigError(f"{path}: {_header_fault(size, length)}", _DAMAGED)
+                raise ConfigError(f"{path}: {_header_fault(size, length)}", hint_for(begin))
             text = file.read(length)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error

@@ -18,6 +18,7 @@ from quire.errors import ConfigError
 from quire.regular_file import present, read_limited
 from quire.text.tokenizer import find_tokenizer
 from quire.weights.folder import ModelFolder
+from quire.weights.gguf.container import GgufFile
 
 
 def a_socket(path: Path) -> None:
@@ -135,3 +136,19 @@ def test_a_file_with_nothing_to_read_yet_is_empty(tmp_path: Path, monkeypatch: p
         descriptor = file.fileno()
         monkeypatch.setattr("quire.regular_file.open_regular", lambda _: Nothing())
         assert read_limited(tmp_path / "log", 1000) == b""
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("config.json", lambda folder: ModelFolder.at(folder).config()),
+        ("tokenizer.json", lambda folder: find_tokenizer(ModelFolder.at(folder))),
+        ("model.safetensors", lambda folder: ModelFolder.at(folder).tensors()),
+        ("model.gguf", lambda folder: GgufFile.open(folder / "model.gguf")),
+    ],
+)
+def test_a_pointer_of_git_lfs_is_told_as_such(name: str, read: Callable[[Path], Any], tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 134\n"
+    (tmp_path / name).write_text(pointer)
+    with pytest.raises(ConfigError, match="hint: it is a pointer of Git LFS to the file: run 'git lfs pull'"):
+        read(tmp_path)

@@ -21,7 +21,7 @@ import numpy as np
 from quire.errors import ConfigError, quoted
 from quire.program.program import MAX_TENSORS
 from quire.quantize.kinds import Array
-from quire.regular_file import open_regular
+from quire.regular_file import hint_for, open_regular
 from quire.weights.gguf.metadata import Metadata
 from quire.weights.gguf.types import TYPES, BlockType
 
@@ -34,7 +34,7 @@ _MAX_VALUES = 1 << 23  # of all arrays: the largest vocabularies have some two m
 _MAX_STRING_BYTES = 1 << 24
 _MAX_DIMS = 4
 _MAX_ALIGNMENT = 1 << 20
-_DAMAGED = "the file is damaged or incomplete: fetch it again"
+_DAMAGED = hint_for(b"")
 _U32, _U64 = Struct("<I"), Struct("<Q")
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {
@@ -287,7 +287,7 @@ class _Reader:
 
 def _check_start(path: Path, start: bytes, size: int) -> None:
     if start[:4] != MAGIC:
-        raise ConfigError(f"{path}: not a GGUF file: it does not begin with GGUF", "was it downloaded whole?")
+        raise ConfigError(f"{path}: not a GGUF file: it does not begin with GGUF", hint_for(start))
     if size < 24:
         raise ConfigError(f"{path}: {size} bytes are too few for a GGUF file", _DAMAGED)
     (version,) = _U32.unpack_from(start, 4)
