@@ -54,7 +54,10 @@ class ModelFolder:
         """
         path = self.path / "config.json"
         if not present(path):
-            raise ConfigError(f"{path}: no such file", "a model folder holds config.json")
+            hint = "a model folder holds config.json"
+            if present(self.path / "adapter_config.json"):
+                hint = "it is an adapter: name its model, and the folder around the adapter in adapter_dir"
+            raise ConfigError(f"{path}: no such file", hint)
         config = read_json(path, _CONFIG_LIMIT_BYTES)
         if not config.get("quantization_config") and not config.get("quantization"):
             for name, method in _QUANTIZATION_FILES.items():

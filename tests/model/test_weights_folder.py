@@ -47,6 +47,12 @@ def test_config_files(tmp_path: Path) -> None:
         model.config()
 
 
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(ConfigError, match=r"config\.json: no such file\nhint: it is an adapter"):
+        ModelFolder.at(tmp_path).config()
+
+
 @pytest.mark.parametrize(
     ("stated", "method"),
     [
