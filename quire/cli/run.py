@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """Chat with a model, or answer one prompt.
 
 Without PROMPT, start a conversation. Ctrl-C stops an answer; Ctrl-C twice within a second, or
-Ctrl-D, exits.
+Ctrl-D, exits. Reasoning before an answer is shown dim, and goes to standard error.
 """
 WORDS = """MODEL    checkpoint folder, Hub id such as Qwen/Qwen3-0.6B, or 'demo' (default), a small model
          included with Quire

@@ -78,21 +78,26 @@ def _styled(text: str, style: str, stream: TextIO) -> str:
 
 
 class AnswerWriter:
-    """Writes an answer to standard output as it is generated, wrapped between words in a terminal.
+    """Writes an answer to a stream as it is generated, wrapped between words in a terminal, and dim if asked.
 
     In a terminal, control characters are replaced by visible symbols, so that a model cannot control it.
     """
 
-    def __init__(self) -> None:
-        self._wrap = WordWrap(_columns) if sys.stdout.isatty() else None
+    def __init__(self, stream: TextIO, *, dim: bool = False) -> None:
+        self._stream, self._dim = stream, dim
+        self._wrap = WordWrap(_columns) if stream.isatty() else None
 
     def write(self, text: str) -> None:
         """Write text, holding back the last word until it is complete."""
-        print(self._wrap.push(text.translate(_PICTURES)) if self._wrap else text, end="", flush=True)
+        self._print(self._wrap.push(text.translate(_PICTURES)) if self._wrap else text)
 
     def end(self) -> None:
         """Write the word that was held back."""
-        print(self._wrap.flush() if self._wrap else "", end="", flush=True)
+        self._print(self._wrap.flush() if self._wrap else "")
+
+    def _print(self, text: str) -> None:
+        shown = _styled(text, _DIM, self._stream) if self._dim and text else text
+        print(shown, end="", file=self._stream, flush=True)
 
 
 def _columns() -> int:

@@ -6,25 +6,28 @@ import json
 import math
 import sys
 import time
-from collections.abc import Generator
-from dataclasses import dataclass, field
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.cli.chosen import in_words
 from quire.cli.options import in_flags
-from quire.cli.terminal import AnswerWriter, complain, counted, note
+from quire.cli.shown_answer import ShownAnswer
+from quire.cli.terminal import complain, counted, note
 from quire.environment import user_path
 from quire.errors import ConfigError, RequestError
 from quire.images.prompt import image_part
 from quire.images.reader import MAX_BYTES
 from quire.outputs import drafts_in_words
 from quire.regular_file import read_limited
+from quire.text.reasoning import find_reasoning
 
 if TYPE_CHECKING:
     from quire.frontend import Encoded
     from quire.llm import LLM
     from quire.outputs import RequestOutput
     from quire.sampling_params import SamplingParams
+    from quire.text.tools import OutputFormat
     from quire.types import RequestMetrics
 
 HELP = """  /new           start a new conversation
@@ -41,7 +44,10 @@ _NOTABLE = 0.02  # parts of the time of an answer below this share are left out 
 
 @dataclass
 class TerminalChat:
-    """A conversation with a model. With `raw`, each prompt is continued without chat template or history."""
+    """A conversation with a model. With `raw`, each prompt is continued without chat template or history.
+
+    Reasoning before an answer is shown, and not kept: templates leave out that of earlier answers.
+    """
 
     llm: LLM
     params: SamplingParams
@@ -51,6 +57,20 @@ class TerminalChat:
     messages: list[dict[str, Any]] = field(default_factory=list)
     images: list[dict[str, Any]] = field(default_factory=list)  # of the next message
     _interrupted_s: float = -math.inf  # time of the last Ctrl-C
+    _format: OutputFormat | None = None  # of answers with reasoning
+
+    def __post_init__(self) -> None:
+        if self.raw or find_reasoning("\n".join(self._templates.values())) is None:
+            return
+        from quire.text.tools import output_format_of
+
+        self._format = output_format_of(self._templates, self.llm.frontend.tokenizer)
+        if self._format.needs_special_tokens:
+            self.params = replace(self.params, skip_special_tokens=False)
+
+    @property
+    def _templates(self) -> Mapping[str, str]:
+        return self.llm.frontend.chat_template.templates
 
     def hold(self) -> int:
         """Read prompts and answer them. Returns 0 at the end of input, 130 after Ctrl-C twice.
@@ -146,14 +166,16 @@ class TerminalChat:
         self.images = []  # also of a message that is refused because of them
         output: RequestOutput | None = None
         failure, status = None, 0
-        writer = AnswerWriter()
+        shown = ShownAnswer(None, silent=self.as_json)
         try:
             encoded = self.llm.frontend.encode(prompt) if self.raw else self._fit(content)
+            if self._format is not None:
+                parser = self._format.answer_parser(None, prompt=encoded.text or "")
+                shown = ShownAnswer(parser, silent=self.as_json)
             stream = cast("Generator[RequestOutput]", self.llm.stream(encoded, self.params))
             try:
                 for output in stream:
-                    if not self.as_json:
-                        writer.write(output.outputs[0].delta)
+                    shown.push(output.outputs[0].delta)
             finally:
                 stream.close()  # aborts what is left
         except KeyboardInterrupt:
@@ -163,24 +185,27 @@ class TerminalChat:
             if not self.as_json:
                 raise
             failure, status = error.message, 1
-        writer.end()
+        shown.end()
         if output is not None and output.outputs[0].error is not None:
             failure, status = output.outputs[0].error, 1
         if output is not None and not failure:
-            self._remember(content, output.outputs[0].text)
-        self._conclude(output, failure, interrupted=status == 130)
+            self._remember(content, shown.text)
+        self._conclude(output, shown, failure, interrupted=status == 130)
         return status
 
     def _remember(self, content: Content, text: str) -> None:
         if not self.raw:
             self.messages += [{"role": "user", "content": content}, {"role": "assistant", "content": text}]
 
-    def _conclude(self, output: RequestOutput | None, failure: str | None, interrupted: bool) -> None:
+    def _conclude(
+        self, output: RequestOutput | None, shown: ShownAnswer, failure: str | None, interrupted: bool
+    ) -> None:
         """Print the line after an answer: JSON, or a summary for people."""
         if self.as_json:
-            print(json.dumps(_report(output, failure, interrupted), ensure_ascii=False), flush=True)
+            said = {"text": shown.text} | ({"reasoning": shown.reasoning} if shown.reasoning else {})
+            print(json.dumps(said | _report(output, failure, interrupted), ensure_ascii=False), flush=True)
         elif output is not None:
-            print("" if output.outputs[0].text.endswith("\n") else "\n", end="", flush=True)
+            print("" if shown.text.endswith("\n") else "\n", end="", flush=True)
         elif interrupted:
             print()
         if failure is not None:
@@ -235,11 +260,10 @@ def _read_line() -> str:
 
 
 def _report(output: RequestOutput | None, failure: str | None, interrupted: bool) -> dict[str, Any]:
-    """Return an answer and its statistics, for scripts. `output` is None if nothing was generated."""
+    """Return how an answer ended and its statistics, for scripts. `output` is None if nothing was made."""
     choice = output.outputs[0] if output is not None else None
     reason = "interrupted" if interrupted else "error" if failure else None
     report: dict[str, Any] = {
-        "text": choice.text if choice else "",
         "finish_reason": reason or (choice.finish_reason if choice else None),
         "error": failure,
         "prompt_tokens": len(output.prompt_token_ids) if output else None,

@@ -415,7 +415,7 @@ def test_a_model_cannot_steer_the_terminal(
     text = "a\x1b[2Jb\tc\nd\x07\x9b"
     for is_terminal, shown in ((False, text), (True, "a\u241b[2Jb\tc\nd\u2407\ufffd")):
         monkeypatch.setattr(sys.stdout, "isatty", lambda answer=is_terminal: answer, raising=False)
-        writer = terminal.AnswerWriter()
+        writer = terminal.AnswerWriter(sys.stdout)
         writer.write(text)
         writer.end()
         assert capsys.readouterr().out == shown  # a pipe gets what the model said
