@@ -120,7 +120,7 @@ class EventSplitter:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the data of the events that `data` completes. Comments and names of events are left out."""
-        if not self._buffer and b"\r" not in data and data.find(b"\n\n") == len(data) - 2:
+        if not self._buffer and b"\r" not in data and data.find(b"\n\n") == len(data) - 2 >= 0:
             return [] if (found := _data(data[:-2])) is None else [found]  # one whole event
         buffer = self._buffer + data
         if b"\r" in buffer:

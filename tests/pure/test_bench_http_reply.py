@@ -32,3 +32,15 @@ def test_a_chunk_at_a_time():
 def test_cut_anywhere(cuts):
     whole = HEAD + b"".join(CHUNKS)
     assert read(whole[a:b] for a, b in pairwise((0, *sorted(cuts), len(whole)))) == (EVENTS, True, True)
+
+
+@given(st.lists(st.integers(0, len(b"".join(BODIES))), max_size=8))
+def test_a_stream_without_chunks_cut_anywhere(cuts):
+    whole, splitter = b"".join(BODIES), EventSplitter()
+    pieces = [whole[a:b] for a, b in pairwise((0, *sorted(cuts), len(whole)))]
+    assert [event for piece in pieces for event in splitter.feed(piece)] == EVENTS
+
+
+def test_a_stream_a_byte_at_a_time():
+    splitter = EventSplitter()
+    assert [event for byte in b"".join(BODIES) for event in splitter.feed(bytes([byte]))] == EVENTS
