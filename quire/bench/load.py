@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import sys
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +88,9 @@ _LOWEST = {  # exclusive
 }
 
 
+_UNREADABLE = (OSError, EOFError, zlib.error, csv.Error, ValueError, LookupError, TypeError, AttributeError)
+
+
 def load_requests(
     load: LoadOptions, words: PromptVocabulary, salt: str, max_model_len: int | None
 ) -> Iterable[Request]:
@@ -99,7 +104,7 @@ def load_requests(
         if isinstance(found, list) and not found:
             raise ValueError("it has no requests")
         return found
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except _UNREADABLE as error:
         if isinstance(error, ConfigError):
             raise
         path = load.arrivals or load.dataset_path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from itertools import islice
@@ -99,6 +100,25 @@ def test_a_file_that_is_no_trace_is_named(tmp_path: Path, text: str | None) -> N
     if text is not None:
         path.write_text(text)
     with pytest.raises(ConfigError, match=r"trace\.jsonl"):
+        made(LoadOptions(arrivals=path))
+
+
+PACKED = gzip.compress(b'{"prompt_len": 3, "output_len": 4, "arrival_ms": 0}', mtime=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("truncated.jsonl.gz", PACKED[:-9]),
+        ("damaged.jsonl.gz", PACKED[:10] + b"\xff" + PACKED[11:]),
+        ("long.csv", b"TIMESTAMP,ContextTokens,GeneratedTokens\n" + b"9" * 200_000),
+    ],
+    ids=["truncated", "damaged", "long"],
+)
+def test_a_damaged_trace_is_named(tmp_path: Path, name: str, data: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=name):
         made(LoadOptions(arrivals=path))
 
 
