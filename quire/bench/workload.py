@@ -180,7 +180,7 @@ def file_requests(path: Path, num_output_tokens: int) -> Iterator[Request]:
     """
     text = path.read_text("utf-8")
     is_list = text.lstrip().startswith("[")
-    entries = json.loads(text) if is_list else (json.loads(line) for line in text.splitlines() if line)
+    entries = json.loads(text) if is_list else map(json.loads, filter(str.strip, text.split("\n")))
     for entry in entries:
         content = entry.get("prompt") or entry.get("messages") or _first_turn(entry)
         if content:

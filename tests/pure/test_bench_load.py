@@ -58,6 +58,14 @@ def test_a_dataset_of_chats_and_one_of_lengths(tmp_path: Path) -> None:
     assert (second.content, second.num_output_tokens) == ("Bye", 3)
 
 
+def test_a_line_of_a_dataset_may_have_any_other_separator_of_lines(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    prompts = ["a\u2028b", "c\u2029d\x85"]
+    lines = [json.dumps({"prompt": one}, ensure_ascii=False) for one in prompts]
+    path.write_text("\r\n \n".join(lines), "utf-8")
+    assert [one.content for one in made(LoadOptions(dataset_path=path))] == prompts
+
+
 def test_a_trace_is_played_faster_and_shortened(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     lines = [{"prompt_len": 900, "output_len": 40, "arrival_ms": at} for at in (1000, 3000)]
