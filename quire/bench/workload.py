@@ -200,7 +200,7 @@ def poisson(requests: Iterable[Request], rate: float, seed: int) -> Iterator[Req
     """
     dice, at_s = random.Random(f"arrivals {seed}"), 0.0
     scale = 1 / rate
-    if isinstance(requests, list):
+    if isinstance(requests, list) and requests:
         gaps = random.Random(f"arrivals {seed}")
         scale *= len(requests) / sum(gaps.expovariate(1.0) for _ in requests)
     for request in requests:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -109,6 +110,14 @@ def test_a_file_that_is_no_trace_is_named(tmp_path: Path, text: str | None) -> N
         path.write_text(text)
     with pytest.raises(ConfigError, match=r"trace\.jsonl"):
         made(LoadOptions(arrivals=path))
+
+
+@pytest.mark.parametrize("rate", [4.0, math.inf])
+def test_a_dataset_without_requests_is_named(tmp_path: Path, rate: float) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n")
+    with pytest.raises(ConfigError, match=r"prompts\.jsonl: .* no requests"):
+        made(LoadOptions(dataset_path=path, request_rate=rate))
 
 
 PACKED = gzip.compress(b'{"prompt_len": 3, "output_len": 4, "arrival_ms": 0}', mtime=0)
