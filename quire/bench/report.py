@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from quire.bench.definitions import MEASURES, OTHERS
@@ -189,6 +191,19 @@ def as_json(run: LoadRun, goal: Goal, settings: dict[str, Any], detailed: bool =
     if detailed:
         result["requests"] = [asdict(one) for one in run.timelines]
     return result
+
+
+def write_json(path: Path, figures: dict[str, Any]) -> None:
+    """Write figures to a file; those that are not finite, which JSON cannot have, as null."""
+    path.write_text(json.dumps(_finite(figures), indent=1, default=str, allow_nan=False) + "\n", "utf-8")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _injected_json(run: LoadRun, sent: Timeline) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import resource
 import time
 from collections.abc import Sequence
@@ -88,7 +87,7 @@ class BenchFiles:
     def write(self, title: str, text: str, chart: Chart, figures: dict[str, Any]) -> None:
         """Write the figures, the plot, and the page with both."""
         if self.json:
-            self.json.write_text(json.dumps(figures, indent=1, default=str) + "\n", "utf-8")
+            report.write_json(self.json, figures)
         if self.svg:
             self.svg.write_text(svg(chart), "utf-8")
         if self.html:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -94,8 +93,7 @@ def run_fleet(
             one: summarize(other.timelines, other.end_s, goal).figures() | as_json(other, goal)
             for one, other in found.items()
         }
-        content = json.dumps(figures, indent=1, default=str) + "\n"
-        user_path(args.json).write_text(content, "utf-8")
+        report.write_json(user_path(args.json), figures)
     if args.html:
         shown = page("Simulated replicas", [preformatted(text), *map(svg, charts(found, goal))])
         user_path(args.html).write_text(shown, "utf-8")

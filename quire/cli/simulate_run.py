@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, replace
@@ -70,8 +69,7 @@ def run(args: argparse.Namespace, config: EngineConfig) -> int:
             "utilisation": utilisation,
             "sensitivity": [asdict(one) for one in sensitivity],
         }
-        path = user_path(args.json)
-        path.write_text(json.dumps(figures, indent=1, default=str) + "\n", "utf-8")
+        report.write_json(user_path(args.json), figures)
     return 0 if any(not one.error for one in done.timelines) else 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +80,15 @@ def test_figures_of_trials_are_json() -> None:
     assert first["p90_ttft_ms"] == pytest.approx(100.0)
     assert (first["problem"], last["problem"][:9]) == ("", "saturated")
     assert len(first["requests"][0]["chunk_s"]) == 3
+
+
+def test_figures_that_are_not_finite_are_written_as_null(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    outcome = Outcome([Search(low=2.0, high=math.inf)])
+    report.write_json(path, trial_report.trials_json([], GOAL, {"request_rate": math.inf}, outcome, False))
+    found = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert found["options"] == {"request_rate": None}
+    assert found["searches"] == [{"keeps": 2.0, "breaks": None}]
 
 
 def test_the_chart_over_rate_leaves_saturated_trials_out() -> None:

@@ -39,7 +39,8 @@ def test_one_load_with_all_its_files(
     text = capsys.readouterr().out
     assert "12 requests in" in text
     assert "100.0% kept it" in text
-    figures = json.loads(files["json"].read_text())
+    figures = json.loads(files["json"].read_text(), parse_constant=pytest.fail)  # no NaN, no Infinity
+    assert figures["options"]["request_rate"] is None
     for name, definition in MEASURES.items():
         has_figures = figures[f"mean_{name}_ms"] is not None  # no ITL where all tokens came together
         assert (f"{definition.name:6}{definition.title}" in text) == has_figures
