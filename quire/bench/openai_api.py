@@ -227,9 +227,10 @@ async def learn(client: Client, api: Api) -> PromptVocabulary:
         text = json.dumps({"model": api.model, "prompt": " ".join(WORDS), "add_special_tokens": False})
         try:
             reply = await client.post("/tokenize", text.encode())
-            return PromptVocabulary(tuple(sorted(set(json.loads(reply.body)["tokens"]))))
+            if token_ids := tuple(sorted(set(json.loads(reply.body)["tokens"]))):
+                return PromptVocabulary(token_ids)
         except (OSError, Lost, BadReply, ValueError, LookupError, TypeError):
-            pass  # not every server has it
+            pass  # not every server has it, and some have another one
     counts = []
     for num_words in (SHORT_TEXT, LONG_TEXT):
         text = " ".join((WORDS * 2)[:num_words])

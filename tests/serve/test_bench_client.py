@@ -253,18 +253,26 @@ def test_requests_that_cannot_be_made_end_the_run():
     assert asyncio.run(driven([], is_open=True))[0].timelines == []
 
 
-def test_lengths_of_texts_are_learned_from_usage():
+def learned(tokenized: bytes, tokens_per_word: int):
+    """What is learned from a server with this answer of /tokenize, and a usage that counts words."""
+
     async def count(path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         if path == "/tokenize":
-            writer.write(whole("404 No", b"{}"))
+            writer.write(tokenized)
             return
         num_words = len(json.loads(body)["prompt"].split())
-        told = event(choices=[], usage={"prompt_tokens": 7 + 2 * num_words, "completion_tokens": 1})
+        usage = {"prompt_tokens": 7 + tokens_per_word * num_words, "completion_tokens": 1}
+        told = event(choices=[], usage=usage)
         writer.write(HEAD + b"".join(map(chunk, (TOKENS[0], told, DONE))) + b"0\r\n\r\n")
 
     async def words():
         async with Peer(count) as peer:
             return await learn(Client(peer.url), Api(COMPLETIONS, "m"))
 
-    found = asyncio.run(words())
+    return asyncio.run(words())
+
+
+@pytest.mark.parametrize("tokenized", [whole("404 No", b"{}"), whole("200 OK", b'{"tokens": []}')])
+def test_lengths_of_texts_are_learned_from_usage(tokenized):
+    found = learned(tokenized, 2)
     assert (found.token_ids, found.tokens_per_word, found.base_tokens) == ((), 2.0, 7.0)
