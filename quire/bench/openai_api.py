@@ -239,4 +239,9 @@ async def learn(client: Client, api: Api) -> PromptVocabulary:
             raise Unusable(f"a first request failed: {timeline.error or 'it has no usage'}")
         counts.append(timeline.num_prompt_tokens)
     slope = (counts[1] - counts[0]) / (LONG_TEXT - SHORT_TEXT)
+    if slope <= 0:
+        raise Unusable(
+            f"the server counts {counts[0]:,} tokens in {SHORT_TEXT} words, and {counts[1]:,} in {LONG_TEXT}",
+            "its usage must count the tokens of prompts",
+        )
     return PromptVocabulary((), slope, counts[0] - slope * SHORT_TEXT)

@@ -276,3 +276,8 @@ def learned(tokenized: bytes, tokens_per_word: int):
 def test_lengths_of_texts_are_learned_from_usage(tokenized):
     found = learned(tokenized, 2)
     assert (found.token_ids, found.tokens_per_word, found.base_tokens) == ((), 2.0, 7.0)
+
+
+def test_a_usage_that_does_not_count_prompts_is_refused():
+    with pytest.raises(Unusable, match="counts 7 tokens in 16 words, and 7 in 144"):
+        learned(whole("404 No", b"{}"), 0)
