@@ -326,7 +326,10 @@ class Replicas:
         for number in sorted(self._replicas, reverse=True)[: max(0, len(self._replicas) - count)]:
             await self._stop(number)
         free = [number for number in range(len(self.places)) if number not in self._replicas]
-        await asyncio.gather(*map(self._start, free[: max(0, count - len(self._replicas))]))
+        free = free[: max(0, count - len(self._replicas))]
+        ended = await asyncio.gather(*map(self._start, free), return_exceptions=True)
+        if failures := [one for one in ended if one is not None]:  # the others have started by now
+            raise failures[0]
 
     async def restart(self, numbers: Sequence[int]) -> None:
         """Replace the processes of these replicas, one after the other: drain, stop, start.

@@ -337,6 +337,29 @@ def test_a_replica_that_does_not_start_ends_all() -> None:
     run(check())
 
 
+def test_a_replica_that_does_not_start_does_not_end_the_operation_before_others_have_started() -> None:
+    """Else the next operation would start another engine in a place where one starts."""
+
+    async def check() -> None:
+        async with replicas(3) as (several, _):
+            several.operations.begin("scaling down", several.scale(1))
+            await operation(several)
+            make, second = several._make, several.places[1]
+            several._make = lambda place: broken() if place is second else make(place)
+            several.operations.begin("scaling up", several.scale(3))
+            last = several.operations.last
+            assert last is not None
+            await until(lambda: last.seconds is not None)
+            assert last.error is not None
+            assert several.numbers == [0, 2]
+            several._make = make
+            several.operations.begin("scaling up again", several.scale(3))
+            await operation(several)
+            assert several.numbers == [0, 1, 2]
+
+    run(check())
+
+
 def broken() -> Any:
     import sys
 
