@@ -378,6 +378,10 @@ class Replicas:
             is_done = not replica.engine.num_open or time.monotonic() >= end_s
             if is_done and (self.serves_without(number) or replica.status.state == "stopped"):
                 break
+            if not self._restarting([replica]) and replica.status.state != "stopped":
+                replica.is_draining = False
+                words = f"replica {number} goes on: no other one serves, or will without being replaced"
+                raise EngineDead(words, "replace those that are stopped: POST /replicas/N/restart")
             await asyncio.sleep(POLL_S)
         del self._replicas[number]
         for own in replica.engine.hand_over():

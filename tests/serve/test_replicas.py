@@ -246,6 +246,28 @@ def test_the_last_replica_is_not_stopped() -> None:
     run(check())
 
 
+def test_a_replica_is_not_drained_for_one_that_was_given_up() -> None:
+    """The operation ends, and the other one can be replaced."""
+
+    async def check() -> None:
+        async with replicas(drain_s=0.0, policy=replace(QUICK, max_deaths=1)) as (several, _):
+            pid = several.statuses[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: several.statuses[0].state == "stopped")
+            several.operations.begin("scaling", several.scale(1))
+            last = several.operations.last
+            assert last is not None
+            await until(lambda: last.seconds is not None, 10)
+            assert "replica 1 goes on" in str(last.error)
+            assert [one.serves for one in several.all()] == [False, True]
+            several.operations.begin("restarting", several.restart([0]))
+            await operation(several)
+            assert [one.serves for one in several.all()] == [True, True]
+
+    run(check())
+
+
 def test_aborts_reach_the_replica_that_has_the_request() -> None:
     async def check() -> None:
         async with replicas(drain_s=0.0, command=faulty(50)) as (several, router):  # none ends before
