@@ -206,13 +206,15 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Return powers of ten, with their double and fivefold where that leaves few."""
+    """Return powers of ten, with their double and fivefold where that leaves few; or linear ticks."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1, 2, 5), (1, 3), (1,)):
         found = [factor * 10.0**power for power in powers for factor in factors]
         found = [tick for tick in found if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
         if len(found) <= _MAX_TICKS + 2:
             break
+    if len(found) < 2:  # all within a small factor of each other
+        return _ticks(low, high)
     return found[:: math.ceil(len(found) / (_MAX_TICKS + 2)) or 1]
 
 

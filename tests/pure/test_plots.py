@@ -46,6 +46,18 @@ def test_equal_ratios_are_equally_far_apart_on_logarithmic_axes() -> None:
     assert {"1", "10", "100", "1,000"} <= set(texts(root))
 
 
+@pytest.mark.parametrize(("low", "high"), [(210, 280), (21, 48), (3, 9), (0.0201, 0.0204), (9100, 9900)])
+def test_a_logarithmic_axis_has_ticks_however_near_its_values_are(low: float, high: float) -> None:
+    root = draw(Series("a", [(1, low), (2, high)]), y=Axis("latency", log=True))
+    ticks = [
+        float((one.text or "").replace(",", ""))
+        for one in root.iter(f"{SVG}text")
+        if one.get("text-anchor") == "end"
+    ]
+    assert len(ticks) > 1
+    assert low <= ticks[0] < ticks[-1] <= high
+
+
 def test_points_lie_between_the_ticks_around_them() -> None:
     root = draw(Series("a", [(0, 0), (2.5, 30), (10, 100)]))
     ticks = {
