@@ -75,14 +75,14 @@ class Arrivals:
     @property
     def num_prompt_tokens(self) -> float:
         """The mean length of a prompt."""
-        return self._sums["prompt tokens"] / max(self._sums["prompts"], 1.0)
+        return self._sums["prompt tokens"] / (self._sums["prompts"] or 1.0)
 
     @property
     def cached_share(self) -> float:
         """The share of prompt tokens that were cached."""
-        return min(self._sums["cached"] / max(self._sums["prompt tokens"], 1.0), 0.99)
+        return min(self._sums["cached"] / (self._sums["prompt tokens"] or 1.0), 0.99)
 
     @property
     def num_output_tokens(self) -> float:
-        """The mean length of an answer; of those in sight, if none has ended."""
-        return self._sums["outputs"] / max(self._sums["ended"], 1.0)
+        """The mean length of an answer; 0 before one has ended."""
+        return self._sums["outputs"] / (self._sums["ended"] or 1.0)

@@ -66,6 +66,18 @@ def test_the_rate_and_its_trend_are_those_of_what_arrives():
     assert arrivals.rate(120.0) == pytest.approx(7.0 + last_s / 60, rel=0.01)
 
 
+def test_the_size_of_requests_is_remembered_while_none_arrive():
+    arrivals, before = Arrivals(), steady(600, 5.0)
+    for at_s in range(5, 605, 5):
+        arrivals.take(steady(at_s, 5.0)._replace(num_cached_tokens=100 * round(at_s * 5.0)))
+    for at_s in range(605, 4 * 3600, 5):
+        arrivals.take(before._replace(at_s=at_s, num_cached_tokens=300_000))
+    assert arrivals.rate(0.0) < 1e-9
+    assert arrivals.num_prompt_tokens == pytest.approx(400)
+    assert arrivals.num_output_tokens == pytest.approx(100)
+    assert arrivals.cached_share == pytest.approx(0.25)
+
+
 def test_a_jump_is_believed_at_once_and_chance_is_not():
     arrivals = Arrivals()
     for at_s in range(5, 605, 5):
