@@ -292,6 +292,14 @@ class EngineMetrics:
         for place, counters in status.stores.items():
             self._take_store(place, counters)
 
+    def take_end(self) -> None:
+        """Note that the engine runs no longer: another one with its number counts from 0."""
+        for gauge in (self._running, self._waiting, self._waiting_for, self._cache_usage):
+            gauge.set(0)
+        self._num_restarts = 0
+        for place in self._stores:
+            self._take_store(place, StoreCounters())
+
     def _take_store(self, place: str, counters: StoreCounters) -> None:
         """Set what a block store has, and count its events. A restarted engine counts from 0 again."""
         self._gauge("quire:block_store_blocks", "Blocks outside the KV cache", place=place).set(

@@ -154,8 +154,12 @@ class Metrics:
         """Return all metrics as they are now."""
         with self._lock:
             self._families.get(Gauge, *INFO).clear()
-            for number, status in self._statuses().items():
+            statuses = self._statuses()
+            for number, status in statuses.items():
                 self.of(number).take_status(status)
+            for number, engine in list(self._engines.items()):
+                if number not in statuses:
+                    engine.take_end()
             return list(self._registry.collect())
 
     def render(self) -> bytes:

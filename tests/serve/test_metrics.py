@@ -6,11 +6,13 @@ import itertools
 import random
 import string
 import time
+from dataclasses import replace
 
 import pytest
 from guarded import make_metrics, serve
 from prometheus_client.parser import text_string_to_metric_families
 
+from quire.block_store import StoreCounters
 from quire.config import EngineConfig
 from quire.engine.caches import BlockGroup
 from quire.engine.request_limits import RequestLimits
@@ -203,6 +205,27 @@ def test_each_of_several_engines_has_its_own_label() -> None:
     assert Values(metrics)("vllm:cache_config_info") == 1
     metrics.of(2)
     assert Values(metrics)("quire:engine_step_total", engine="2") == 0
+
+
+def test_an_engine_that_is_gone_has_nothing() -> None:
+    facts = Facts({}, RequestLimits(64, (BlockGroup(100),), 16, 64), 64)
+    stores = {"memory": StoreCounters(num_blocks=5, num_bytes=80, num_stored=7)}
+    busy = EngineStatus(facts=facts, num_running=3, num_waiting=2, num_free_blocks=25, num_restarts=2)
+    busy.stores = stores
+    statuses = {0: EngineStatus(facts=facts, num_free_blocks=100), 1: busy}
+    metrics = Metrics("demo", EngineConfig(), lambda: statuses)
+    assert Values(metrics)("vllm:num_requests_running", engine="1") == 3
+    del statuses[1]
+    value = Values(metrics)
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert value(f"vllm:{name}", engine="1") == 0
+    assert value("vllm:num_requests_waiting_by_reason", engine="1") == 0
+    assert value("quire:block_store_bytes", engine="1") == 0
+    statuses[1] = replace(busy, num_restarts=1)  # another process, which counts from 0
+    value = Values(metrics)
+    assert value("vllm:num_requests_running", engine="1") == 3
+    assert value("quire:engine_restarts_total", engine="1") == 3
+    assert value("quire:block_store_events_total", engine="1", event="stored") == 14
 
 
 def test_an_engine_that_is_not_there_yet() -> None:
