@@ -9,6 +9,7 @@ import os
 import stat
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ class Recorder:
         self._last_s: float | None = None  # when a file was last written by itself
         self._writing: set[asyncio.Task[None]] = set()
         self._tracing = asyncio.Lock()
+        self._naming = threading.Lock()  # held until a file has its name
 
     @property
     def limits(self) -> JournalLimits:
@@ -132,16 +134,18 @@ class Recorder:
             await asyncio.wait(self._writing)
 
     def _write(self, reason: str, header: bytes, chunks: list[bytes]) -> WrittenIncident:
-        names = {path.name for path in self.folder.glob(f"*{SUFFIX}")}
-        if len(names) >= MAX_FILES:
-            raise RequestError(
-                f"{self.folder} has {len(names)} incident files already", "remove those that were looked at"
-            )
-        written_s = time.time()
-        stem = datetime.fromtimestamp(written_s, UTC).strftime("%Y%m%dT%H%M%S")
-        number = next(n for n in range(len(names) + 1) if f"{stem}-{n}{SUFFIX}" not in names)
-        path = self.folder / f"{stem}-{number}{SUFFIX}"
-        size = write_incident(path, Incident(reason, written_s), header, chunks)
+        with self._naming:
+            names = {path.name for path in self.folder.glob(f"*{SUFFIX}")}
+            if len(names) >= MAX_FILES:
+                raise RequestError(
+                    f"{self.folder} has {len(names)} incident files already",
+                    "remove those that were looked at",
+                )
+            written_s = time.time()
+            stem = datetime.fromtimestamp(written_s, UTC).strftime("%Y%m%dT%H%M%S")
+            number = next(n for n in range(len(names) + 1) if f"{stem}-{n}{SUFFIX}" not in names)
+            path = self.folder / f"{stem}-{number}{SUFFIX}"
+            size = write_incident(path, Incident(reason, written_s), header, chunks)
         return WrittenIncident(path, size)
 
 

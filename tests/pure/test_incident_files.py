@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 import struct
+import time
 
 import msgspec
 import pytest
@@ -110,6 +111,21 @@ def test_a_file_is_no_folder(tmp_path):
 def test_nothing_is_written_before_anything_is_recorded(tmp_path):
     with pytest.raises(RequestError, match="nothing was recorded"):
         asyncio.run(Recorder(str(tmp_path / "a")).write("now"))
+
+
+def test_files_written_at_once_have_their_own_names(tmp_path, monkeypatch):
+    def slowly(*what) -> int:
+        time.sleep(0.05)
+        return write_incident(*what)
+
+    monkeypatch.setattr(recorder_module, "write_incident", slowly)
+    recorder = Filled(tmp_path / "a").recorder
+
+    async def several() -> list[str]:
+        written = await asyncio.gather(*(recorder.write(f"reason {number}") for number in range(3)))
+        return [read_incident(one.path).incident.reason for one in written]
+
+    assert asyncio.run(several()) == ["reason 0", "reason 1", "reason 2"]
 
 
 def test_files_are_bounded_in_number(tmp_path, monkeypatch):
