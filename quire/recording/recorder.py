@@ -79,10 +79,10 @@ class Recorder:
         now = self._clock()
         if self._last_s is not None and now - self._last_s < PAUSE_S:
             return
-        self._last_s = now
         header, chunks = self._ring.header, self._ring.chunks(now)
         if header is None or not chunks:
             return
+        self._last_s = now
         task = asyncio.get_running_loop().create_task(self._report(reason, header, chunks))
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)

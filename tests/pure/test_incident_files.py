@@ -154,6 +154,20 @@ def test_of_many_faults_one_is_reported_a_minute(tmp_path):
     assert len(list((tmp_path / "a").iterdir())) == 2
 
 
+def test_a_fault_before_anything_was_recorded_does_not_hide_the_next(tmp_path):
+    recorder = Recorder(str(tmp_path / "a"), clock=lambda: NOW)
+
+    async def report() -> None:
+        recorder.report("the engine died")
+        for chunk, kind in ((b"header", "header"), (b"epoch", "epoch")):
+            recorder.take(chunk, kind)
+        recorder.report("a request failed")
+        await recorder.close()
+
+    asyncio.run(report())
+    assert len(list((tmp_path / "a").iterdir())) == 1
+
+
 def test_an_existing_file_is_not_overwritten(tmp_path):
     (tmp_path / "x.partial").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="File exists"):
