@@ -18,6 +18,7 @@ from quire.engine.step_law import StepLaw
 from quire.environment import cache_folder
 from quire.progress import loading_bar
 from quire.roofline.calibrate import Calibration
+from quire.roofline.law import fold_costs
 from quire.sampling_params import SamplingParams
 from quire.simulation.law_file import KnownLaw, read_law, write_law
 from quire.simulation.measured_run import fitted_law
@@ -59,9 +60,12 @@ def known_law(
 
 
 def _kept_at(setting: SimulatedModel) -> Path:
-    """Return the file for this model, its number formats, this CPU and the number of threads."""
+    """Return the file for the costs of this model, its number formats, this CPU and the number of threads.
+
+    The name of a model may be a path, by which another one is found elsewhere or later.
+    """
     found, described = setting.ceilings(), setting.description
-    kind = (setting.config.model, described.fingerprint, found.cpu, found.threads, found.isa)
+    kind = (fold_costs(described), described.fingerprint, found.cpu, found.threads, found.isa)
     return cache_folder() / "laws" / f"{sha256(repr(kind).encode()).hexdigest()[:16]}.json"
 
 

@@ -150,6 +150,18 @@ def test_this_machine_is_calibrated_once(monkeypatch, capsys):
         main(["simulate", "demo", "--calibrate", "--request-rate", "20", *SHORT])
 
 
+def test_a_law_is_kept_for_a_model_and_not_for_its_path(monkeypatch, demo_folder, tmp_path, capsys):
+    monkeypatch.setattr(simulate_law, "_calibrated", lambda setting: calibrated.append(setting) or LAW)
+    calibrated, config = [], json.loads((demo_folder / "config.json").read_text())
+    for folder, layers in (("a", 2), ("b", 3), ("a", 2)):
+        (tmp_path / folder / "model").mkdir(parents=True, exist_ok=True)
+        content = json.dumps(config | {"num_hidden_layers": layers})
+        (tmp_path / folder / "model" / "config.json").write_text(content)
+        monkeypatch.chdir(tmp_path / folder)
+        assert quire("./model", "--request-rate", "20", *SHORT) == 0, capsys.readouterr().err
+    assert len(calibrated) == 2
+
+
 @pytest.mark.parametrize(
     ("flags", "status", "message"),
     [
