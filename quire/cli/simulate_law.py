@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +17,7 @@ from quire.engine.engine import Engine
 from quire.engine.meter import Times, Verdict
 from quire.engine.step_law import StepLaw
 from quire.environment import cache_folder
+from quire.errors import ConfigError
 from quire.progress import loading_bar
 from quire.roofline.calibrate import Calibration
 from quire.roofline.law import fold_costs
@@ -48,8 +50,9 @@ def known_law(
         machine = setting.plan.machine.name
         return KnownLaw(setting.plan.law, source=f"typical shares of the peaks of {machine}, not measured")
     kept = _kept_at(setting)
-    if kept.exists() and not calibrate:
-        return read_law(kept)
+    if not calibrate:
+        with suppress(ConfigError):  # none is kept, or it is damaged
+            return read_law(kept)
     known = KnownLaw(_calibrated(setting), source=f"calibrated on {setting.ceilings().cpu}, without clients")
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)

@@ -150,6 +150,16 @@ def test_this_machine_is_calibrated_once(monkeypatch, capsys):
         main(["simulate", "demo", "--calibrate", "--request-rate", "20", *SHORT])
 
 
+def test_a_kept_law_that_is_damaged_is_made_again(monkeypatch, tmp_path):
+    monkeypatch.setattr(simulate_law, "_calibrated", lambda setting: LAW)
+    assert quire("demo", "--request-rate", "20", *SHORT) == 0
+    (kept,) = (tmp_path / "cache" / "laws").iterdir()
+    whole = kept.read_text()
+    kept.write_text(whole[:100])
+    assert quire("demo", "--request-rate", "20", *SHORT) == 0
+    assert kept.read_text() == whole
+
+
 def test_a_law_is_kept_for_a_model_and_not_for_its_path(monkeypatch, demo_folder, tmp_path, capsys):
     monkeypatch.setattr(simulate_law, "_calibrated", lambda setting: calibrated.append(setting) or LAW)
     calibrated, config = [], json.loads((demo_folder / "config.json").read_text())
