@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 
 from quire.cli.load_flags import AddFlag
@@ -72,9 +73,18 @@ def check_fleet(args: argparse.Namespace) -> None:
         unknown = [name for name in args.router if name not in ROUTERS]
         if unknown:
             refuse(f"--router {unknown[0]} is not known", f"there are {', '.join(ROUTERS)}")
+    _check_numbers(args)
     _check_apart(args)
     if args.html and not args.is_fleet:
         refuse("--html is for several replicas", "give --replicas or --autoscale")
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    for name, may_be_0 in (("open_per_replica", False), ("link_gbit", False), ("start_up", True)):
+        value = getattr(args, name)
+        if value is not None and not (0 < value < math.inf or (value == 0 and may_be_0)):
+            flag = f"--{name.replace('_', '-')}"
+            args.parser.refuse(f"{flag} {value:g} is out of range", "give a number above 0")
 
 
 def _check_apart(args: argparse.Namespace) -> None:

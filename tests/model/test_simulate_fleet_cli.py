@@ -104,6 +104,16 @@ def test_one_replica_has_the_figures_of_the_single_simulation(figures):
         (("--prefill-replicas", "1-2", "--replicas", "3"), "--prefill-replicas 1-2 is not a list of numbers"),
         (("--prefill-replicas", "1", "--replicas", "2", "--fail", "3"), "for a fixed number of replicas"),
         (("--link-gbit", "10", "--replicas", "2"), "--link-gbit says how fast blocks of prompts move"),
+        (
+            ("--link-gbit", "0", "--replicas", "2", "--prefill-replicas", "1"),
+            "--link-gbit 0 is out of range",
+        ),
+        (
+            ("--autoscale", "1-4", "--scaler", "queue-length", "--open-per-replica", "0"),
+            "--open-per-replica 0",
+        ),
+        (("--replicas", "2", "--start-up", "-1"), "--start-up -1 is out of range"),
+        (("--replicas", "2", "--start-up", "nan"), "--start-up nan is out of range"),
         (("--html", "a.html"), "--html is for several replicas"),
     ],
 )
