@@ -37,8 +37,10 @@ def saturation_rate(scheduler: Scheduler, law: StepLaw, requests: Sequence[Reque
 
 
 def offered_rate(requests: Sequence[Request]) -> float:
-    """Return the requests per second of an open loop."""
-    span_s = requests[-1].at_s - requests[0].at_s if requests else 0.0
+    """Return the requests per second of an open loop, 0 for a single request."""
+    if len(requests) < 2:
+        return 0.0
+    span_s = requests[-1].at_s - requests[0].at_s
     return (len(requests) - 1) / span_s if span_s else float("inf")
 
 

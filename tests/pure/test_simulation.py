@@ -290,6 +290,7 @@ def test_saturation_is_the_rate_of_a_full_engine():
     rate = saturation_rate(scheduler(max_num_seqs=4), law, [asked(8, 5, token=i) for i in range(40)])
     assert rate == pytest.approx(4 / 0.05, rel=0.1)
     assert offered_rate([asked(1, 1, at_s) for at_s in (2.0, 2.5, 3.0)]) == 2.0
+    assert offered_rate([asked(1, 1, 2.0)]) == 0.0
 
 
 def test_waiting_is_more_sensitive_to_the_time_of_steps_near_saturation():
