@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral
@@ -66,10 +66,11 @@ class LLM(LoadedModel):
         """
         encoded = [self.frontend.encode(prompt) for prompt in _listed(prompts)]
         if priority is not None:
-            if len(priority) != len(encoded):
-                problem = f"{len(priority)} priorities for {len(encoded)} prompts"
+            ranks = list(priority) if isinstance(priority, Iterable) else [priority]
+            if len(ranks) != len(encoded):
+                problem = f"{len(ranks)} priorities for {len(encoded)} prompts"
                 raise RequestError(problem, "give one for each", "priority")
-            encoded = [replace(one, priority=rank) for one, rank in zip(encoded, priority, strict=True)]
+            encoded = [replace(one, priority=rank) for one, rank in zip(encoded, ranks, strict=True)]
         return self._run(self._adapted(encoded, lora_request), sampling_params, use_tqdm)
 
     def chat(

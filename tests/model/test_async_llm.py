@@ -234,6 +234,16 @@ def test_a_wrong_request_is_refused_before_its_first_token(
         slow.chat([])
 
 
+def test_a_priority_that_is_no_number_is_refused(llm: AsyncLLM) -> None:
+    rank: Any = "first"
+
+    async def check() -> None:
+        with pytest.raises(RequestError, match="priority = 'first' is of the wrong type"):
+            await anext(llm.generate("Hello!", GREEDY, priority=rank))
+
+    run(check())
+
+
 def test_a_death_ends_every_request_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> None:
         raise ArithmeticError("a broken kernel")

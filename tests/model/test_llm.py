@@ -446,6 +446,15 @@ def test_priority_decides_who_is_admitted_first() -> None:
     assert sorted(range(3), key=lambda i: admitted[i] or 0) == [1, 2, 0]
 
 
+def test_a_priority_that_is_no_number_does_not_reach_the_engine() -> None:
+    with LLM("demo", scheduling_policy="priority", max_num_seqs=1) as llm:
+        wrong: list[Any] = [["x", 1], [None, 1], [0.5, 1], 3]
+        for ranks in wrong:
+            with pytest.raises(RequestError, match=r"priority = .* is of the wrong type|1 priorities for 2"):
+                llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=ranks)
+        assert len(llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=np.array([2, 1]))) == 2
+
+
 def test_a_salt_keeps_caches_apart(llm: LLM) -> None:
     text = "A beginning that is long enough to fill some blocks of the cache, and then a little more. " * 2
     prompts = [{"prompt": text, "cache_salt": salt} for salt in ("mine", "yours", "mine")]
