@@ -59,7 +59,9 @@ class LoadedModel:
         """Return prompts with the adapters that are asked for: one for all, or one or None for each."""
         if asked is None:
             return prompts
-        each = [asked] * len(prompts) if isinstance(asked, LoRARequest | str) else list(asked)
+        if isinstance(asked, str) or not isinstance(asked, Sequence):
+            asked = [asked] * len(prompts)
+        each = list(asked)
         if len(each) != len(prompts):
             problem = f"{len(each)} adapters for {len(prompts)} prompts"
             raise RequestError(problem, "give one for all, or one for each", "lora_request")

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import adapter_files as files
 import numpy as np
@@ -224,8 +224,13 @@ def test_paths(serving: tuple[LLM, Path], model: Path, tmp_path: Path) -> None:
             llm.adapters.load(name, "a")
     with pytest.raises(ConfigError, match="already loaded"):
         llm.adapters.load("a", "a")
-    with pytest.raises(RequestError, match="no adapters are loaded"), load(model, None) as bare:
-        bare.generate(PROMPTS[:1], lora_request="a")
+    with load(model, None) as bare:
+        for asked in ("a", ["a"], 7):
+            with pytest.raises(RequestError, match="no adapters are loaded"):
+                bare.generate(PROMPTS[:1], lora_request=cast(Any, asked))
+    for asked in (7, [7]):
+        with pytest.raises(RequestError, match="lora_request is a int"):
+            llm.generate(PROMPTS[:1], lora_request=cast(Any, asked))
 
 
 def test_a_copy_elsewhere_is_the_same_adapter(model: Path, folder: Path, tmp_path: Path) -> None:
