@@ -42,10 +42,13 @@ class RequestReader:
         return stopped
 
     def take_deltas(self) -> None:
-        """Set the delta of every sequence to the text added since the last call."""
+        """Set the delta of every sequence to the text added since the last call.
+
+        Another thread may add more meanwhile.
+        """
         for sequence in self._sequences:
-            sequence.output.delta = sequence.output.text[sequence.taken :]
-            sequence.taken = len(sequence.output.text)
+            text = sequence.output.text
+            sequence.output.delta, sequence.taken = text[sequence.taken :], len(text)
 
 
 class _SequenceReader:
