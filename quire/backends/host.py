@@ -1,13 +1,13 @@
-"""Common part of the devices that compute in host memory, and the memory and processors available there."""
+"""Common part of the devices that compute in host memory, and the memory available there."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 from quire.backends.kv_cache import KV_ITEM_BYTES, KV_SCALE_BYTES
+from quire.control_groups import group_folders
 from quire.program.caches import CacheSpec
 from quire.program.passes import plan_buffers
 from quire.program.program import Load, Op, Program, WeightSpec
@@ -86,41 +86,12 @@ def _left_in_groups(proc: Path, cgroup: Path) -> Iterator[int]:
             "memory",
         ),
     ):
-        for folder in _groups(root, proc, controller):
+        for folder in group_folders(root, proc, controller):
             most, now = _read(folder / limit).strip(), _read(folder / used).strip()
             if most.isdigit() and now.isdigit() and int(most) < _UNLIMITED:
                 # Page cache, such as of weights, counts as used but is reclaimed on demand.
                 files = [line for line in _lines(folder / "memory.stat") if line.startswith(cached)]
                 yield int(most) - int(now) + sum(int(line.split()[1]) for line in files)
-
-
-def granted_processors(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> float:
-    """Return how many processors the quotas of its control groups grant this process, or infinity."""
-    quotas = [_read(folder / "cpu.max").split() for folder in _groups(cgroup, proc, "")]
-    for folder in _groups(cgroup / "cpu", proc, "cpu"):
-        quotas.append(
-            [*_read(folder / "cpu.cfs_quota_us").split(), *_read(folder / "cpu.cfs_period_us").split()]
-        )
-    known = [list(map(int, quota)) for quota in quotas if len(quota) == 2 and all(map(str.isdigit, quota))]
-    return min((time / period for time, period in known if time and period), default=math.inf)
-
-
-def _groups(root: Path, proc: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of the control group of this process and its parents, those of `root` last."""
-    folder = root / _group(proc, controller)
-    while folder != root:
-        yield folder
-        folder = folder.parent
-    yield root
-
-
-def _group(proc: Path, controller: str) -> str:
-    """Return the control group of this process for a controller (v1) or "" (v2), relative to their root."""
-    for line in _lines(proc / "self" / "cgroup"):
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(",") and ".." not in path:
-            return path.lstrip("/")
-    return ""
 
 
 def _lines(path: Path) -> list[str]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from quire.control_groups import granted_processors
 from quire.errors import ConfigError
 
 SYSTEM = Path("/sys/devices/system")
 CGROUP = Path("/sys/fs/cgroup")
+PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +58,10 @@ def allowed_cores(system: Path = SYSTEM) -> list[Core]:
     return sorted(found, key=lambda core: (core.node, core.processors))
 
 
-def granted_cores(cgroup: Path = CGROUP) -> int | None:
-    """Return how many cores' time the control group of this process may use; None if there is no quota."""
-    quota, _, period = _read(cgroup / "cpu.max").strip().partition(" ")  # "max 100000" or "150000 100000"
-    if not quota:
-        quota = _read(cgroup / "cpu/cpu.cfs_quota_us").strip()
-        period = _read(cgroup / "cpu/cpu.cfs_period_us").strip()
-    return int(quota) // int(period) if quota.isdigit() and period.isdigit() else None
+def granted_cores(cgroup: Path = CGROUP, proc: Path = PROC) -> int | None:
+    """Return how many cores' time the control groups of this process may use; None if there is no quota."""
+    granted = granted_processors(proc, cgroup)
+    return None if math.isinf(granted) else int(granted)
 
 
 def divide(cores: Sequence[Core], num_replicas: int) -> list[Place]:

@@ -20,6 +20,7 @@ LEVELS: tuple[frozenset[str], ...] = (
         {
             "config",
             "config_option",
+            "control_groups",
             "environment",
             "vllm_options",
             "goals",

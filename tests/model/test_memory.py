@@ -13,10 +13,11 @@ from tiny import CONFIGS
 
 from quire import __version__, memory
 from quire.backends.device import Device, device_for, kv_dtype, plan_weights
-from quire.backends.host import available_memory, granted_processors
+from quire.backends.host import available_memory
 from quire.backends.reference import ReferenceBackend
 from quire.cli import plan_report
 from quire.config import KV_CACHE_DTYPES, EngineConfig
+from quire.control_groups import granted_processors
 from quire.description import describe
 from quire.errors import ConfigError
 from quire.memory import (

@@ -94,6 +94,19 @@ def test_the_quota_of_the_control_group(tmp_path: Path, files: dict[str, str], e
     assert granted_cores(tmp_path) == expected
 
 
+def test_the_least_quota_of_the_own_group_and_those_above_it_counts(tmp_path: Path) -> None:
+    """As that of a systemd service, whose group is not at the root."""
+    proc, service = tmp_path / "proc", tmp_path / "group/system.slice/quire.service"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self/cgroup").write_text("0::/system.slice/quire.service\n")
+    service.mkdir(parents=True)
+    assert granted_cores(tmp_path / "group", proc) is None
+    (service / "cpu.max").write_text("200000 100000\n")
+    assert granted_cores(tmp_path / "group", proc) == 2
+    (service.parent / "cpu.max").write_text("150000 100000\n")
+    assert granted_cores(tmp_path / "group", proc) == 1
+
+
 def test_cores_are_read_from_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two nodes whose processors alternate, each core with two of them, one of which may not be used."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3, 4, 5, 6})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from quire.backends.backend import Capacity
 from quire.backends.draft_model import DraftModel
-from quire.backends.host import HostDevice, Kind, granted_processors
+from quire.backends.host import HostDevice, Kind
 from quire.backends.kv_cache import KV_ITEM_BYTES, OWN_DTYPES
 from quire.backends.native import _core
 from quire.backends.native.backend import NativeBackend
@@ -16,6 +16,7 @@ from quire.backends.native.coding import format_of
 from quire.backends.native.layout import plan_layout
 from quire.backends.native.weights import Packed, converts, load_packed
 from quire.backends.packed_cache import PackedCache, packed_folder
+from quire.control_groups import granted_processors
 from quire.environment import instruction_set
 from quire.errors import ConfigError
 from quire.images.vision import Vision
