@@ -77,13 +77,14 @@ def test_the_loops_find_something(isa: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert told == [(i, len(told)) for i in range(1, len(told) + 1)]
 
 
-def test_a_buffer_for_each_level(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", ["0,2,4,6", "0-3", "0-1,64-65"])
+def test_a_buffer_for_each_level(tmp_path: Path, shared: str) -> None:
     caches = [("1", "Data", "48K", "0"), ("1", "Instruction", "32K", "0"), ("2", "Unified", "2048K", "0")]
-    caches += [("3", "Unified", "32768K", "0,2,4,6"), ("4", "Unified", "much", "0")]
-    for index, (level, kind, size, shared) in enumerate(caches):
+    caches += [("3", "Unified", "32768K", shared), ("4", "Unified", "much", "0")]
+    for index, (level, kind, size, own) in enumerate(caches):
         cache = tmp_path / f"index{index}"
         cache.mkdir()
-        for name, text in (("level", level), ("type", kind), ("size", size), ("shared_cpu_list", shared)):
+        for name, text in (("level", level), ("type", kind), ("size", size), ("shared_cpu_list", own)):
             (cache / name).write_text(text + "\n")
     found = probe.level_bytes(tmp_path)
     kib = {"L1": 24, "L2": 1024, "L3": 4096}
