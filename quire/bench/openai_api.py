@@ -138,7 +138,10 @@ class _Asked:
             _read_refusal(timeline, reply)
         elif not self.stream:
             try:
-                _count(timeline, decode(reply.body))
+                answer = decode(reply.body)
+                if answer.get("error"):
+                    timeline.error = f"reply: {_error_name(answer['error'])}"
+                _count(timeline, answer)
             except (ValueError, AttributeError) as error:
                 timeline.error = _kind(error)
             timeline.chunk_s.append(reply.end_s)

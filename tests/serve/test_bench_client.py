@@ -136,6 +136,12 @@ def test_failures_have_names(data, closes, error):
     assert not timeline.is_rejected
 
 
+def test_an_error_in_a_whole_answer_is_a_failure():
+    body = json.dumps({"error": {"message": "no", "code": "engine_dead"}}).encode()
+    timeline, _ = asyncio.run(asked(says(whole("200 OK", body)), api=Api(COMPLETIONS, "m", False)))
+    assert timeline.error == "reply: engine_dead"
+
+
 def test_a_refusal_is_told_from_a_failure():
     body = json.dumps({"error": {"message": "full", "code": "server_overloaded"}}).encode()
     timeline, _ = asyncio.run(asked(says(whole("503 Full", body, "Retry-After: 3\r\n"))))
