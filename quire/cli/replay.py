@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     """Replay one file, or show its times."""
     if len(args.words) != 1:
         args.parser.refuse("one incident file is needed" if not args.words else "give one FILE")
+    if args.last is not None and not args.trace:
+        args.parser.refuse("--last is for traces", "give --trace FILE as well")
     from quire.recording.figures import figures_of
     from quire.recording.incident import read_incident
 

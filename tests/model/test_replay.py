@@ -271,4 +271,7 @@ def test_the_command_shows_what_is_in_a_file_and_whether_it_is_equal(tmp_path: P
         "replayed": "2",
     }
     assert quire("replay").status == 2
+    last = quire("replay", str(path), "--last", "3s")
+    assert last.status == 2
+    assert "--last is for traces" in last.err
     assert "no such file" in quire("replay", str(tmp_path / "nothing")).err
