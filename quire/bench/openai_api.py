@@ -204,13 +204,19 @@ class ServedModel:
     owner: str = ""  # the name of the engine, of those that give it
 
 
-async def find_model(client: Client, wanted: str | None) -> ServedModel:
-    """Return the first model of the list, or the one wanted. Raises Unusable."""
+async def get(client: Client, path: str) -> HttpReply:
+    """Return the reply to a GET, whatever its status. Raises Unusable if there is none."""
     try:
-        reply = await client.get("/v1/models")
-        models = {entry["id"]: entry for entry in json.loads(reply.body)["data"]}
+        return await client.get(path)
     except (OSError, Lost, BadReply) as error:
         raise Unusable(f"no server answers: {_kind(error)}") from error
+
+
+async def find_model(client: Client, wanted: str | None) -> ServedModel:
+    """Return the first model of the list, or the one wanted. Raises Unusable."""
+    reply = await get(client, "/v1/models")
+    try:
+        models = {entry["id"]: entry for entry in json.loads(reply.body)["data"]}
     except (ValueError, LookupError, TypeError) as error:
         raise Unusable(f"/v1/models is not a list of models (status {reply.status})") from error
     name = wanted or next(iter(models), "")

@@ -17,7 +17,7 @@ from quire.bench.definitions import PERCENTILES, glossary
 from quire.bench.driver import LoadRun
 from quire.bench.http_client import Client
 from quire.bench.load import LoadOptions
-from quire.bench.openai_api import Unusable
+from quire.bench.openai_api import Unusable, get
 from quire.bench.search import Trial
 from quire.bench.target import Target
 from quire.bench.trials import Outcome, Tester
@@ -136,13 +136,13 @@ async def _test(plan: BenchPlan, output: BenchFiles, client: Client, url: str) -
 
 async def _check_recorded(client: Client, output: BenchFiles) -> None:
     """Raise ConfigError before the load if the server will have no trace of it."""
-    if output.trace is not None and (await client.get("/trace")).status == 404:
+    if output.trace is not None and (await get(client, "/trace")).status == 404:
         hint = "start it with quire serve --record DIR, or let this do it: quire bench MODEL"
         raise ConfigError("--trace: the server keeps no trace", hint)
 
 
 async def _write_trace(client: Client, path: Path, seconds: float) -> None:
-    reply = await client.get(f"/trace?last={min(seconds + 1, MAX_TRACE_S):.0f}s")
+    reply = await get(client, f"/trace?last={min(seconds + 1, MAX_TRACE_S):.0f}s")
     if reply.status != 200:
         raise ConfigError(f"--trace: the server gave none (status {reply.status})", "see its log")
     path.write_bytes(reply.body)

@@ -130,6 +130,27 @@ def test_errors_say_what_to_do(
     assert "hint: " in printed
 
 
+def test_a_server_that_hangs_up_instead_of_giving_its_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replies = {"/v1/models": b'{"data": [{"id": "m"}]}', "/tokenize": b'{"tokens": [1, 2]}'}
+
+    async def answer(path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
+        if path in replies:
+            writer.write(whole("200 OK", replies[path]))
+        else:
+            writer.close()
+
+    async def check() -> int:
+        async with Peer(answer) as peer:
+            return await asyncio.to_thread(
+                call, "--base-url", peer.url, "--trace", str(tmp_path / "run.pftrace")
+            )
+
+    assert asyncio.run(check()) == 1
+    assert "error: no server answers: connection lost" in capsys.readouterr().err
+
+
 def test_flags_come_from_a_file_too(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
