@@ -8,7 +8,6 @@ drained for longer than requests are waited for, the request goes on elsewhere, 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from quire.server.remote import RemoteEngine
 
 POLL_S = 0.02  # between two looks at a replica that is drained
-_LOG = logging.getLogger(__name__)
 
 MakeEngine = Callable[[Place], "RemoteEngine"]
 
@@ -321,10 +319,11 @@ class Replicas:
     async def scale(self, count: int) -> None:
         """Let so many replicas run: start them in free places, or drain and stop those numbered highest.
 
-        Raises ConfigError or EngineDead for one that does not start.
+        Those that were given up go first. Raises ConfigError or EngineDead for one that does not start.
         """
-        for number in sorted(self._replicas, reverse=True)[: max(0, len(self._replicas) - count)]:
-            await self._stop(number)
+        kept = sorted(self._replicas.values(), key=lambda one: (one.status.state == "stopped", one.number))
+        for replica in reversed(kept[count:]):
+            await self._stop(replica.number)
         free = [number for number in range(len(self.places)) if number not in self._replicas]
         free = free[: max(0, count - len(self._replicas))]
         ended = await asyncio.gather(*map(self._start, free), return_exceptions=True)

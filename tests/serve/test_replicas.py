@@ -255,7 +255,7 @@ def test_a_replica_is_not_drained_for_one_that_was_given_up() -> None:
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             await until(lambda: several.statuses[0].state == "stopped")
-            several.operations.begin("scaling", several.scale(1))
+            several.operations.begin("restarting", several.restart([1]))
             last = several.operations.last
             assert last is not None
             await until(lambda: last.seconds is not None, 10)
@@ -264,6 +264,21 @@ def test_a_replica_is_not_drained_for_one_that_was_given_up() -> None:
             several.operations.begin("restarting", several.restart([0]))
             await operation(several)
             assert [one.serves for one in several.all()] == [True, True]
+
+    run(check())
+
+
+def test_scaling_down_stops_what_was_given_up_first() -> None:
+    async def check() -> None:
+        async with replicas(3, drain_s=0.0, policy=replace(QUICK, max_deaths=1)) as (several, _):
+            pid = several.statuses[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: several.statuses[0].state == "stopped")
+            several.operations.begin("scaling", several.scale(1))
+            await operation(several)
+            assert several.numbers == [1]
+            assert len(await follow(several.submit(request("a")))) == 16
 
     run(check())
 
