@@ -222,8 +222,8 @@ class SplitEngine:
             try:
                 why = await self._serve(link)
                 delay_s = FIRST_DELAY_S
-            except OSError as error:
-                why = error.strerror or str(error)
+            except (OSError, UnicodeError) as error:  # of a host's name that cannot be one
+                why = getattr(error, "strerror", None) or str(error)
             if why != told:
                 _LOG.warning("link %s: %s; prompts are computed here until it is back", link.address, why)
                 told = why

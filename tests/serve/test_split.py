@@ -231,6 +231,17 @@ def test_another_key_gets_nothing() -> None:
     run(check())
 
 
+def test_a_host_that_cannot_be_one_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        client = SplitEngine(RemoteEngine(DEMO), [LinkAddress(host="a..b", port=1)], KEY)
+        client.start()
+        await until(lambda: "link a..b:1: " in caplog.text, 10)
+        assert not client._tasks[0].done()
+        await client.close()
+
+    run(check())
+
+
 def test_addresses_and_keys_are_checked(tmp_path: Path) -> None:
     assert LinkAddress.of("unix:/run/link").shared
     assert LinkAddress.of("[::1]:9000") == LinkAddress(host="::1", port=9000)
