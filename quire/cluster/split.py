@@ -220,8 +220,8 @@ class SplitEngine:
         delay_s, told = FIRST_DELAY_S, ""
         while True:
             try:
-                why = await self._serve(link)
-                delay_s = FIRST_DELAY_S
+                why, proven = await self._serve(link)
+                delay_s = FIRST_DELAY_S if proven else delay_s
             except (OSError, UnicodeError) as error:  # of a host's name that cannot be one
                 why = getattr(error, "strerror", None) or str(error)
             if why != told:
@@ -230,8 +230,11 @@ class SplitEngine:
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
-    async def _serve(self, link: PrefillLink) -> str:
-        """Use one connection until it ends; return why it did. Raises OSError if there is none."""
+    async def _serve(self, link: PrefillLink) -> tuple[str, bool]:
+        """Use one connection until it ends; return why it did, and whether the other side had the key.
+
+        Raises OSError if there is none.
+        """
         ended: asyncio.Future[str] = self._loop.create_future()
 
         def lost(_: LinkConnection, why: str) -> None:
@@ -255,7 +258,7 @@ class SplitEngine:
                     "link %s: prompts of %d tokens and more are computed there", link.address, MIN_TOKENS
                 )
                 link.connection = connection
-            return await ended
+            return await ended, link.connection is not None
         finally:
             connection.close()
             link.connection = None

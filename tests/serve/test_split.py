@@ -231,6 +231,29 @@ def test_another_key_gets_nothing() -> None:
     run(check())
 
 
+def test_another_key_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays: list[float] = []
+
+    class Watched:
+        """asyncio, whose waiting is only noted."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(asyncio, name)
+
+        async def sleep(self, delay_s: float) -> None:
+            delays.append(delay_s)
+            await asyncio.sleep(0)
+
+    async def check() -> None:
+        monkeypatch.setattr(split, "asyncio", Watched())
+        async with apart(LinkAddress(host="127.0.0.1"), b"another key, as long"):
+            await until(lambda: len(delays) > 12)
+        assert delays[:3] == [0.01, 0.02, 0.04]
+        assert delays[12] == split.LONGEST_DELAY_S
+
+    run(check())
+
+
 def test_a_host_that_cannot_be_one_is_told(caplog: pytest.LogCaptureFixture) -> None:
     async def check() -> None:
         client = SplitEngine(RemoteEngine(DEMO), [LinkAddress(host="a..b", port=1)], KEY)
