@@ -216,7 +216,7 @@ class Client:
         loop, make = asyncio.get_running_loop(), partial(_Connection, self)
         try:
             _, connection = await loop.create_connection(make, self._host, self._port, ssl=self._tls)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # of a host's name that cannot be one
             self.end(exchange, error)
             return
         if exchange.on_end is None:  # it has expired meanwhile

@@ -208,7 +208,7 @@ async def get(client: Client, path: str) -> HttpReply:
     """Return the reply to a GET, whatever its status. Raises Unusable if there is none."""
     try:
         return await client.get(path)
-    except (OSError, Lost, BadReply) as error:
+    except (OSError, UnicodeError, Lost, BadReply) as error:
         raise Unusable(f"no server answers: {_kind(error)}") from error
 
 

@@ -181,6 +181,11 @@ def test_nobody_listens():
     assert asyncio.run(refused()).error == "connection refused"
 
 
+def test_a_host_that_cannot_be_one():
+    with pytest.raises(Unusable, match="no server answers: UnicodeError"):
+        asyncio.run(asyncio.wait_for(find_model(Client("http://a..b:1"), None), 10))
+
+
 async def silent(path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
     """A stream without an event, until the client has gone."""
     writer.write(HEAD)
