@@ -121,6 +121,7 @@ class SplitEngine:
             link = self._give_up(request_id)
             if link is not None and link.connection is not None:
                 link.connection.send(Abandon(request_id))
+            _discard(own)
             self._requests.deliver(own.aborted_outputs(time.monotonic()))
 
     def abort_later(self, own: OpenRequest) -> None:
@@ -183,11 +184,11 @@ class SplitEngine:
         self._give_up(request_id)
         own = self._requests.get(request_id)
         if own is None:
-            return
+            return None
         own.lose_engine(time.monotonic(), died=False)
         self._requests.deliver(own.aborted_outputs(time.monotonic()))
         if self._requests.take(request_id) is None:
-            return
+            return _discard(own)
         try:
             self._engine.adopt(own)
         except QuireError as error:
@@ -268,8 +269,10 @@ class SplitEngine:
 
     def _receive(self, link: PrefillLink, message: FromPrefill) -> None:
         asked, counts = link.asked.get(message.request_id), link.counts
-        if asked is None:
-            return  # it was aborted
+        if asked is None:  # it was aborted
+            if isinstance(message, Blocks) and message.parcel is not None:
+                message.parcel.discard()
+            return
         match message:
             case Prefilled():
                 counts.prompt_s += asked.passed()
@@ -286,6 +289,13 @@ class SplitEngine:
                 counts.num_refused += 1
                 _LOG.warning("link %s: a prompt was refused: %s", link.address, message.message)
                 self._continue_here(request_id)
+
+
+def _discard(own: OpenRequest) -> None:
+    """Release the blocks that came for a request that has ended."""
+    for parcel in own.brought:
+        parcel.discard()
+    own.brought = ()
 
 
 def _at_first_token(output: Output, later_s: float) -> Output:

@@ -26,10 +26,12 @@ class BroughtBlocks:
 
     def bring(self, parcel: Parcel) -> None:
         """Take in a parcel, the blocks of which follow those of the last one."""
-        if self._whole:
-            found = [*unpack(parcel, self._fingerprint)]
-            self._arrived += found
-            self._whole = len(found) == len(parcel.hashes)
+        if not self._whole:
+            parcel.discard()
+            return
+        found = [*unpack(parcel, self._fingerprint)]
+        self._arrived += found
+        self._whole = len(found) == len(parcel.hashes)
 
     def take(self) -> list[tuple[bytes, BlockContent]]:
         """See Fetch."""

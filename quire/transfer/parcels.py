@@ -38,6 +38,10 @@ class Parcel(msgspec.Struct, tag=True, array_like=True):
         """Return the encoded content of each block, once; fewer, or none, if they are gone."""
         raise NotImplementedError
 
+    def discard(self) -> None:
+        """Release the contents, which nobody wants."""
+        self.open()
+
     @property
     def num_bytes(self) -> int:
         """The bytes of these contents."""

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from quire.transfer import parcels
+from quire.transfer.brought_blocks import BroughtBlocks
 from quire.transfer.parcels import (
     AnyParcel,
     InlineTransport,
@@ -99,3 +100,15 @@ def test_what_nobody_opened_is_removed(folder: Path) -> None:
     list(SharedTransport().pack(MINE, CONTENTS[1:2]))
     assert not left.exists()
     assert (folder / "quire-other").exists()
+
+
+def test_what_follows_a_damaged_parcel_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parcels, "PARCEL_BYTES", 1500)
+    packed = sent(SharedTransport())
+    assert isinstance(packed[0], SharedParcel)
+    (folder / packed[0].name).write_bytes(bytes(packed[0].num_bytes))
+    brought = BroughtBlocks(MINE)
+    for parcel in packed:
+        brought.bring(parcel)
+    assert brought.take() == []
+    assert list(folder.iterdir()) == []

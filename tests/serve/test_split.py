@@ -20,10 +20,12 @@ from server import running as serving
 from quire.cli.main import main
 from quire.cluster import link, split
 from quire.cluster.link import LinkAddress, LinkConnection, read_key
+from quire.cluster.link_messages import Blocks
 from quire.cluster.prefill import PrefillService
 from quire.cluster.split import SplitEngine
 from quire.errors import ConfigError, RequestError
 from quire.server.remote import RemoteEngine
+from quire.transfer import parcels
 from quire.types import NewRequest, Output
 
 KEY = b"a key of enough bytes"
@@ -210,6 +212,29 @@ def test_an_abort_ends_a_prompt_there() -> None:
             dropped = client.submit(request("dropped", *PROMPT, max_tokens=300))
             del dropped
             await until(lambda: not client._requests and not client._links[0].asked)
+
+    run(check())
+
+
+def test_blocks_of_an_aborted_prompt_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that came before the abort, and those that come after it."""
+    monkeypatch.setattr(parcels, "_FOLDER", tmp_path)
+
+    def block() -> Blocks:
+        (parcel,) = parcels.SharedTransport().pack(bytes(32), [(bytes(32), {0: b"content"})])
+        return Blocks("aborted", parcel)
+
+    async def check() -> None:
+        async with apart(LinkAddress(host="127.0.0.1")) as (client, _):
+            await connected(client)
+            [link] = client._links
+            stream = client.submit(request("aborted", *PROMPT, max_tokens=300))
+            client._receive(link, block())
+            assert len(list(tmp_path.iterdir())) == 1
+            stream.abort()
+            assert list(tmp_path.iterdir()) == []
+            client._receive(link, block())
+            assert list(tmp_path.iterdir()) == []
 
     run(check())
 
