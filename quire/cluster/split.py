@@ -184,11 +184,12 @@ class SplitEngine:
         self._give_up(request_id)
         own = self._requests.get(request_id)
         if own is None:
-            return None
+            return
         own.lose_engine(time.monotonic(), died=False)
         self._requests.deliver(own.aborted_outputs(time.monotonic()))
         if self._requests.take(request_id) is None:
-            return _discard(own)
+            _discard(own)
+            return
         try:
             self._engine.adopt(own)
         except QuireError as error:
