@@ -155,7 +155,8 @@ class Replicas:
 
     @property
     def statuses(self) -> Mapping[int, EngineStatus]:
-        return {number: replica.status for number, replica in self._replicas.items()}
+        """Return those of all replicas, by number. Any thread may ask, also while one is removed."""
+        return {number: replica.status for number, replica in dict(self._replicas).items()}
 
     def submit(self, request: NewRequest) -> Stream:
         """Send a request to the replica that the router chooses. See EngineClient."""

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -279,6 +280,27 @@ def test_scaling_down_stops_what_was_given_up_first() -> None:
             await operation(several)
             assert several.numbers == [1]
             assert len(await follow(several.submit(request("a")))) == 16
+
+    run(check())
+
+
+def test_statuses_are_read_while_a_replica_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the thread that answers a scrape."""
+
+    async def check() -> None:
+        async with replicas() as (several, _):
+            both: dict[int, Any] = {number: SimpleNamespace(status=number) for number in (0, 1)}
+            monkeypatch.setattr(several, "_replicas", Removed(both))
+            assert dict(several.statuses) == {0: 0, 1: 1}
+            monkeypatch.undo()
+
+    class Removed(dict[int, Any]):
+        """Replicas of which one is removed as soon as the first was looked at."""
+
+        def items(self) -> Any:
+            for number, replica in super().items():
+                yield number, replica
+                self.pop(1, None)
 
     run(check())
 
