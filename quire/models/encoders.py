@@ -18,7 +18,7 @@ from quire.models.pooling import attend_both, embed_segments, ended, pool
 from quire.models.purpose import Pooling
 from quire.program import Builder, Names, Rows, Value, WeightSpec, ops
 from quire.program.ops.attention import Distances
-from quire.program.rope import rope_from_config
+from quire.program.rope import Rope
 
 Record = Callable[[Builder, ModelConfig], Value]  # of the hidden states [T, hidden]
 Head = Callable[[Builder, ModelConfig, Value], Value]  # of [T, hidden], giving scores [L, 1]
@@ -203,22 +203,16 @@ def _modern_kinds(cfg: ModelConfig) -> tuple[str, ...]:
     return tuple(SLIDING if i % every else FULL for i in range(cfg.num_hidden_layers))
 
 
-def _modern_rope(cfg: ModelConfig, kind: str) -> Any:
+def _modern_rope(cfg: ModelConfig, kind: str) -> Rope:
     """Return the rotary embedding of a kind of layer, from rope_parameters or the older fields."""
-    given = cfg.rope_parameters().get(kind, {})
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"config.json: rope_parameters of {kind} = {quoted(given)} is not an object")
-    theta = given.get("rope_theta", cfg.get("global_rope_theta" if kind == FULL else "local_rope_theta"))
-    if isinstance(theta, bool) or not isinstance(theta, int | float) or not 1 <= theta <= 1e12:
-        raise ConfigError(f"config.json: the rope_theta of {kind} = {quoted(theta)} is not a base")
-    return rope_from_config(
-        {"rope_type": "default"},
-        dim=cfg.head_dim,
-        theta=float(theta),
-        max_position=cfg.max_position_embeddings,
-        original_max_position=None,
-        interleaved=False,
-    )
+    given = [cfg.get("rope_parameters") or {}, cfg.get("rope_scaling") or {}]  # the second is of all kinds
+    if isinstance(given[0], Mapping):
+        given[0] = given[0].get(kind) or {}
+    for stated in given:
+        if not isinstance(stated, Mapping):
+            raise ConfigError(f"config.json: rope parameters of {kind} = {quoted(stated)} are not an object")
+    base = "global_rope_theta" if kind == FULL else "local_rope_theta"
+    return cfg.rope({**given[0], **given[1]}, base=base)
 
 
 def _modern_head(b: Builder, cfg: ModelConfig, x: Value) -> Value:
@@ -263,6 +257,7 @@ _MODERN = {
     "global_rope_theta": 160_000.0,
     "local_rope_theta": 10_000.0,
     "rope_parameters": None,
+    "rope_scaling": None,
     "layer_types": None,
     "classifier_pooling": "cls",
     "classifier_activation": "gelu",

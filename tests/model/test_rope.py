@@ -12,9 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import CONFIGS, Sequence, batch_of, same_bits
+from tiny_encoders import ENCODERS
 
 from quire.errors import ConfigError
 from quire.models import read_model
+from quire.models.encoders import read_encoder
+from quire.models.purpose import Pooling
 from quire.program import Builder, Names
 from quire.program.ops import Rotary
 from quire.program.program import Run
@@ -383,3 +386,29 @@ def test_rows_of_one_batch_take_their_own_variant() -> None:
     assert same_bits(mixed[:20], outputs(0, 0)[:20])
     assert same_bits(mixed[20:], outputs(1, 1)[20:])
     assert not same_bits(mixed[20:], outputs(0, 0)[20:])
+
+
+_LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "full", "sliding"),
+    [
+        ({}, ("default", 160_000.0, 1.0), ("default", 10_000.0, 1.0)),
+        ({"rope_scaling": _LINEAR}, ("linear", 160_000.0, 2.0), ("linear", 10_000.0, 2.0)),
+        (
+            {"rope_parameters": {"full_attention": {**_LINEAR, "rope_theta": 500.0}}},
+            ("linear", 500.0, 2.0),
+            ("default", 10_000.0, 1.0),
+        ),
+    ],
+    ids=str,
+)
+def test_modernbert_scales_by_layer_type(changes: dict[str, Any], full: Any, sliding: Any) -> None:
+    raw = {**ENCODERS["ModernBert"], **changes}
+    program = read_encoder("ModernBertModel", raw, Pooling("embed", "mean")).program
+    ropes = [op.rope for op in program if isinstance(op, Rotary)]
+    found = [(rope.rope_type, rope.theta, rope.factor) for rope in ropes]
+    assert found == [full, full, sliding, sliding]
+    with pytest.raises(ConfigError, match="rope parameters of full_attention"):
+        read_encoder("ModernBertModel", {**raw, "rope_scaling": "yarn"}, Pooling("embed", "mean"))

@@ -47,6 +47,8 @@ GEMMA = {
 }
 DECODERS = {"Gemma3Text": GEMMA, "Qwen3": DECODER}
 DISTILBERT = {"vocab_size": 64, "dim": 32, "hidden_dim": 48, "n_heads": 4, "n_layers": 2}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 5000.0}
+ROPES = {"full_attention": _YARN, "sliding_attention": {"rope_type": "linear", "factor": 2.0}}
 MPNET = {**BERT, "hidden_size": 48, "num_attention_heads": 3}
 KINDS = {
     "Bert": BERT,
@@ -103,7 +105,7 @@ def test_embeddings(kind: str, method: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores(kind: str, tmp_path: Path) -> None:
-    more = {"classifier_pooling": "mean"} if kind == "ModernBert" else {}
+    more = {"classifier_pooling": "mean", "rope_parameters": ROPES} if kind == "ModernBert" else {}
     model = save(tmp_path, kind, "ForSequenceClassification", num_labels=1, **more)
     for device in ("reference", "native"):
         with LLM(str(tmp_path), device=device) as llm:
