@@ -104,13 +104,17 @@ class ModelFolder:
         return read_settings(self.path)
 
     def image_processor(self) -> dict[str, Any]:
-        """Read preprocessor_config.json, or that part of processor_config.json; {} if there is neither."""
-        path = self.path / "preprocessor_config.json"
-        if present(path):
-            return read_json(path, _CONFIG_LIMIT_BYTES)
-        path = self.path / "processor_config.json"
-        found = read_json(path, _CONFIG_LIMIT_BYTES).get("image_processor") if present(path) else None
-        return found if isinstance(found, dict) else {}
+        """Read preprocessor_config.json, or that part of processor_config.json; {} if there is neither.
+
+        What is null there is not stated.
+        """
+        found: Any = {}
+        if present(path := self.path / "preprocessor_config.json"):
+            found = read_json(path, _CONFIG_LIMIT_BYTES)
+        elif present(path := self.path / "processor_config.json"):
+            found = read_json(path, _CONFIG_LIMIT_BYTES).get("image_processor")
+        stated = found if isinstance(found, dict) else {}
+        return {key: value for key, value in stated.items() if value is not None}
 
     def module_tensors(self, folder: str) -> Tensors:
         """Open the weights of a module that has them in a folder of its own."""

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from tiny import CONFIGS
+from tiny_vision import CONFIG, PROCESSOR
 
 from quire.config import EngineConfig
 from quire.description import describe
 from quire.errors import ConfigError
+from quire.models import read_model
 from quire.weights.folder import ModelFolder
 from quire.weights.formats.registry import quantization_of
 from quire.weights.safetensors import INDEX_NAME
@@ -51,6 +53,19 @@ def test_an_adapter_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     with pytest.raises(ConfigError, match=r"config\.json: no such file\nhint: it is an adapter"):
         ModelFolder.at(tmp_path).config()
+
+
+@pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
+def test_what_is_null_in_a_processor_is_not_stated(tmp_path: Path, name: str) -> None:
+    """Some versions of transformers write every field that a processor may have."""
+    nulls = dict.fromkeys(("min_pixels", "max_pixels", "rescale_factor", "image_mean", "resample"))
+    stated = {**PROCESSOR, **nulls}
+    beside = name == "preprocessor_config.json"
+    (tmp_path / name).write_text(json.dumps(stated if beside else {"image_processor": stated}))
+    found = ModelFolder.at(tmp_path).image_processor()
+    plain = {key: value for key, value in PROCESSOR.items() if key != "image_mean"}
+    config = {**CONFIG, "image_token_id": 60}
+    assert read_model(config, found).vision == read_model(config, plain).vision is not None
 
 
 @pytest.mark.parametrize(
