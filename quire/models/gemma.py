@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from quire.errors import ConfigError, quoted
@@ -21,6 +22,8 @@ Attend = Callable[[Builder, ModelConfig, int, Value, Names], Value]
 
 
 def gemma(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    if cfg.hidden_act == "gelu":  # what the first releases say, and were not trained with
+        cfg = replace(cfg, hidden_act="gelu_pytorch_tanh")
     bias = cfg.flag("attention_bias")
     x = b.scale(embed_tokens(b, cfg, w), math.sqrt(cfg.hidden_size))
     for i in range(cfg.num_hidden_layers):

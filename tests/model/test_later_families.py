@@ -1,4 +1,6 @@
-"""What is special in Apertus, Ernie 4.5, EXAONE 4, Hunyuan, OLMo 3, Phi-3.5-MoE, Qwen2-MoE and StableLM."""
+"""What is special in Apertus, Ernie 4.5, EXAONE 4, Gemma 1, Hunyuan, OLMo 3, Phi-3.5-MoE, Qwen2-MoE and
+StableLM.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +50,12 @@ def test_a_stretched_base_of_hunyuan() -> None:
     assert ropes("hunyuan", rope_scaling={"type": "dynamic", "factor": 2.0})[0][0] == "dynamic"
     with pytest.raises(ConfigError, match="alpha"):
         program("hunyuan", rope_scaling={"type": "dynamic", "alpha": "much"})
+
+
+def test_gelu_in_a_gemma_is_its_approximation() -> None:
+    """Released configs have the wrong name."""
+    assert program("gemma", hidden_act="gelu") == program("gemma", hidden_act="gelu_pytorch_tanh")
+    assert program("gemma", hidden_act="gelu") != program("gemma", hidden_act="relu")
 
 
 def test_experts_of_a_token_by_layer() -> None:

@@ -364,6 +364,8 @@ def values_of(kind: str, key: str) -> list[Any]:
         return _ROPES_OF_PHI3
     if key == "rope_parameters" and kind == "Gemma3":
         return _NESTED
+    if key == "hidden_act" and kind == "Gemma":
+        return [*_ACT, "gelu"]
     if key == "num_kv_shared_layers" and kind == "Gemma3n":
         return [0, 1]
     if key == "hidden_size_per_layer_input" and kind == "Gemma3n":
