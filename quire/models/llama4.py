@@ -39,7 +39,9 @@ def _attention(b: Builder, cfg: ModelConfig, layer: int, h: Value, p: Names, rop
             q, k = b.rms_norm(q, None, cfg.norm_eps), b.rms_norm(k, None, cfg.norm_eps)
     elif cfg.flag("attn_temperature_tuning"):
         q = b.scale_by_position(q, cfg.number("attn_scale"), cfg.size("floor_scale"), first=1)
-    in_chunks = cfg.layer_types[layer] == CHUNKED if cfg.get("layer_types") else rotates
+    in_chunks = rotates and cfg.get("attention_chunk_size") is not None
+    if cfg.get("layer_types"):
+        in_chunks = cfg.layer_types[layer] == CHUNKED
     window = cfg.size("attention_chunk_size") if in_chunks else None
     h = b.attention(q, k, v, window=window, chunked=in_chunks)
     return b.linear(h, p / "o_proj", cfg.hidden_size, bias=bias)

@@ -130,6 +130,14 @@ def test_windows_of_smollm3() -> None:
     assert windows("smollm3", **used, layer_types=["sliding_attention", "full_attention"]) == [9, None]
 
 
+def test_chunks_of_llama4() -> None:
+    """Without layer_types those layers have them that rotate, if there is a size of chunks."""
+    assert windows("llama4") == [20, 20, None]
+    assert windows("llama4", attention_chunk_size=None) == [None] * 3
+    with pytest.raises(ConfigError, match="attention_chunk_size is missing"):
+        windows("llama4", attention_chunk_size=None, layer_types=["chunked_attention"] * 3)
+
+
 def test_scales_by_family() -> None:
     assert scales("llama") == [0.5, 0.5]
     assert scales("granite") == [0.3, 0.3]
