@@ -24,6 +24,10 @@ def embed_patches(b: Builder, given: Value, w: Names, shape: tuple[int, ...]) ->
 def normalization(processor: Mapping[str, Any]) -> Normalization:
     """Return how pixels become numbers. Raises ConfigError for what are no numbers of three channels."""
     plain = Normalization()
+    if processor.get("do_rescale") is False:
+        processor = {**processor, "rescale_factor": 1.0}
+    if processor.get("do_normalize") is False:
+        processor = {**processor, "image_mean": (0.0, 0.0, 0.0), "image_std": (1.0, 1.0, 1.0)}
     mean, std = processor.get("image_mean", plain.mean), processor.get("image_std", plain.std)
     factor = processor.get("rescale_factor", plain.factor)
     for name, values in (("image_mean", mean), ("image_std", std), ("rescale_factor", [factor] * 3)):

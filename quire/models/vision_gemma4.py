@@ -36,6 +36,8 @@ _MOST_TOKENS = 280  # of an image, where the processor does not say otherwise
 _THETA, _ROPES = 100.0, ("axial", "default")
 _PLACES = 2  # row and column
 _BICUBIC = 3  # of Pillow
+# Of a processor that does not say otherwise: pixels are from 0 to 1
+_PIXELS = {"do_normalize": False, "image_mean": (0.0, 0.0, 0.0), "image_std": (1.0, 1.0, 1.0)}
 # The template writes the first for an image, the processor what is around its tokens
 _WRITTEN = "<|image|>", "<|image><|image|><image|>"
 
@@ -85,14 +87,8 @@ def _patching(cfg: Fields, processor: Mapping[str, Any]) -> BudgetedPatches:
     if most * merge > side:
         problem = f"images of {most * merge} patches in a line, and {side} positions"
         raise ConfigError(f"config.json: vision_config: {problem} are not supported")
-    scaled = doubled(normalization(_pixels(processor)))
+    scaled = doubled(normalization({**_PIXELS, **processor}))
     return BudgetedPatches(patch, merge, most, side, scaled, processor.get("resample", _BICUBIC))
-
-
-def _pixels(processor: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a processor says of pixels: by default they are from 0 to 1."""
-    plain = {"image_mean": (0.0, 0.0, 0.0), "image_std": (1.0, 1.0, 1.0)}
-    return {**plain, **processor} if processor.get("do_normalize") else {**processor, **plain}
 
 
 def _layer(b: Builder, cfg: Fields, x: Value, places: Value, p: Names) -> Value:

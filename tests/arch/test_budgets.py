@@ -202,7 +202,7 @@ ROOMS = (
     ),
     Room(
         "images",
-        870,
+        880,
         "images of prompts: decoding, patches, towers, positions, and how backends keep what they give",
         (
             "images",

@@ -12,6 +12,7 @@ from tiny_vision import CONFIG3, MARKS3, PROCESSOR3, data_url, picture, write_ge
 
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError, RequestError
+from quire.images.patches import Normalization
 from quire.images.vision import Vision
 from quire.models import read_model
 from quire.outputs import RequestOutput
@@ -49,6 +50,18 @@ def test_patches_of_a_token_follow_one_another() -> None:
             assert np.array_equal(patches[number, :48], cut.transpose(2, 0, 1).reshape(-1))
             assert patches[number, 48:].tolist() == [8 * row + column, 1]
             number += 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, Normalization(1 / 255, (0.5,) * 3, (0.5,) * 3)),
+        ({"do_normalize": False, "image_mean": [0.1] * 3}, Normalization(1 / 255, (0.0,) * 3, (1.0,) * 3)),
+        ({"do_rescale": False, "rescale_factor": 0.5}, Normalization(1.0, (0.5,) * 3, (0.5,) * 3)),
+    ],
+)
+def test_a_processor_may_leave_pixels_as_they_are(changes: dict[str, Any], expected: Normalization) -> None:
+    assert tower({**PROCESSOR3, **changes}).patching.normalization == expected
 
 
 @pytest.mark.parametrize(
