@@ -34,6 +34,7 @@ _QWEN3_VL = {
     "deepstack_visual_indexes": (),
 }
 _CORNERS, _AXES = 4, 2
+_BICUBIC = 3  # of Pillow
 # Of a processor that does not say otherwise
 _CLIP = {
     "image_mean": (0.48145466, 0.4578275, 0.40821073),
@@ -73,8 +74,8 @@ def qwen3_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visi
     out = _merged(b, cfg, x, w / "merger", after=False)
     for more in found:
         out = b.record(ops.Join(b.value((out.width + more.width,), "L"), out, more)).out
-    size = _sizes(processor)
-    patching = MergedPatches(patch, merge, frames, side, *size, normalization({**_CLIP, **processor}))
+    scaled, resample = normalization({**_CLIP, **processor}), processor.get("resample", _BICUBIC)
+    patching = MergedPatches(patch, merge, frames, side, *_sizes(processor), scaled, resample)
     return Vision(unquantized(b.program(out)), patching, token, len(found))
 
 

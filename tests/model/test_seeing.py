@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from driver import Driver
-from seeing import TEXT, image, prompt_of, scores, scores_in_slices, seeing, weights_of
+from seeing import TEXT, TOKEN, image, prompt_of, scores, scores_in_slices, seeing, weights_of
+from tiny_vision import CONFIG, PROCESSOR
 
 from quire.backends.reference import ReferenceBackend
 from quire.backends.slot_images import Encoding, UnseenImages
 from quire.images.positions import RotaryPositions
 from quire.images.work import EncodingWork
+from quire.models import read_model
 from quire.sampling_params import SamplingParams
 from quire.types import Admission, ImageSlice, PromptImage, Row, Step
 
@@ -160,3 +162,9 @@ def test_positions_of_a_square_are_mixed_from_the_learned_ones() -> None:
     corners = odd[:4][odd[4:8] > 0]
     assert np.allclose(odd[4:8].sum(), 1)
     assert set(corners) == {2.0, 8.0}
+
+
+def test_a_processor_may_name_another_filter_of_resizing() -> None:
+    config = {**CONFIG, "image_token_id": TOKEN}
+    filters = [read_model(config, {**PROCESSOR, **own}).vision for own in ({}, {"resample": 2})]
+    assert [own and own.patching.resample for own in filters] == [3, 2]
