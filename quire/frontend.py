@@ -282,7 +282,7 @@ class Frontend:
         params, grammar = self._complete(params), self._grammar(params)
         vocab_size, num_prompt = self.model.config.vocab_size, len(prompt.token_ids)
         params.check_vocabulary(vocab_size)
-        limit = self.longest_context
+        limit = num_prompt if prompt.pooling else self.longest_context
         if params.max_tokens is not None:
             limit = min(limit, num_prompt + params.max_tokens)
         if -1 in (params.logprobs, params.prompt_logprobs) and limit * vocab_size > MAX_LOGPROB_ENTRIES:

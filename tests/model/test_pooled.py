@@ -380,6 +380,21 @@ def test_files_as_released_models_have_them(tmp_path: Path) -> None:
             assert getattr(llm, ask)(*asked, use_tqdm=False)[0].outputs == expected
 
 
+def test_a_rope_for_long_contexts_is_not_that_of_a_text_that_is_none(tmp_path: Path) -> None:
+    """Nothing is generated after a text, so its own length chooses the frequencies."""
+    folder = write_encoder(tmp_path / "modern", "ModernBertModel", "embed")
+    scaled = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+
+    def embedded(num_tokens: int, **how: Any) -> list[float]:
+        with load(folder, **how) as llm:
+            text = {"prompt_token_ids": [5 + i % 50 for i in range(num_tokens)]}
+            return list(llm.embed([text], use_tqdm=False)[0].outputs.embedding)
+
+    assert embedded(40, hf_overrides=scaled) == embedded(40)
+    longer = embedded(41, hf_overrides=scaled)
+    assert longer != embedded(41, hf_overrides={**scaled, "max_position_embeddings": 41})
+
+
 def test_fields_that_no_one_reads_are_refused(bert: Path, shared_data: Path) -> None:
     decoder = shared_data / "models" / "tiny-random-2" / "qwen3_embedding"
     for folder in (bert, decoder):
