@@ -311,11 +311,10 @@ def read_model(raw: Mapping[str, Any], processor: Mapping[str, Any] | None = Non
     Raises ConfigError for an unknown architecture, listing the known ones.
     """
     name = _architecture(raw)
-    composite = COMPOSITES.get(name)
+    family, text = _family(name, raw)
+    cfg, composite = _config(family, text), COMPOSITES.get(name)
     vision = None if composite is None or processor is None else composite.vision(raw, processor)
     parts = () if composite is None else composite.parts(raw, vision)
-    family, raw = _family(name, raw)
-    cfg = _config(family, raw)
     builder = Builder()
     if vision is not None and family.seeing is not None:
         output = family.seeing(builder, cfg, Names(""), vision)

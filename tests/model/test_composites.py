@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from tiny import CONFIGS, random_weights, tiny
+from tiny_vision import CONFIG3, CONFIG4, PROCESSOR3, PROCESSOR4
 
 from quire.cli.main import main
 from quire.config import EngineConfig
@@ -122,3 +123,12 @@ def test_refusals_name_the_nearest(change: dict[str, Any], problem: str, hint: s
     with pytest.raises(ConfigError, match=problem) as caught:
         read_model({**composite("mistral", MISTRAL), **change})
     assert hint in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(("config", "processor"), [(CONFIG3, PROCESSOR3), (CONFIG4, PROCESSOR4)])
+@pytest.mark.parametrize("text", [None, [], "text"])
+def test_a_text_model_that_is_not_described_is_no_matter_of_images(
+    config: dict[str, Any], processor: dict[str, Any], text: Any
+) -> None:
+    with pytest.raises(ConfigError, match=r"text_config = .* is not an object"):
+        read_model({**config, "image_token_id": 9, "text_config": text}, processor)
