@@ -43,7 +43,7 @@ class KeptShape:
         if rows * columns * unit**2 > self.max_pixels:
             by = math.sqrt(area / self.max_pixels)
             rows, columns = (max(1, math.floor(side / by / unit)) for side in (height, width))
-            most = self.max_pixels // unit**2  # of narrow images, whose short side was rounded up
+            most = max(1, self.max_pixels // unit**2)  # of narrow images, whose short side was rounded up
             rows, columns = min(rows, most), min(columns, most)
         return rows * unit, columns * unit
 

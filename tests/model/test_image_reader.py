@@ -83,6 +83,10 @@ def test_every_size_is_in_its_bounds(height: int, width: int, unit: int, most: i
     assert found[0] * found[1] <= rule.max_pixels
 
 
+def test_an_image_has_a_token_whatever_its_most_pixels_are() -> None:
+    assert KeptShape(28, 1, 100).of(50, 300) == (28, 28)
+
+
 def test_a_fixed_size_is_that() -> None:
     assert FixedSize(224, 336).of(1, 9999) == (224, 336)
 
