@@ -9,7 +9,10 @@ from typing import Any
 
 from quire.errors import ConfigError, quoted
 from quire.images.patches import Normalization
+from quire.models.config import Fields
 from quire.program import Builder, Names, Program, Value, WeightSpec, ops
+
+_ROPES = ("axial", "default")  # names of rotations by place
 
 
 def embed_patches(b: Builder, given: Value, w: Names, shape: tuple[int, ...]) -> Value:
@@ -36,6 +39,15 @@ def normalization(processor: Mapping[str, Any]) -> Normalization:
             problem = f"preprocessor_config.json: {name} = {quoted(processor.get(name))} is not usable"
             raise ConfigError(problem)
     return Normalization(factor, tuple(mean), tuple(std))
+
+
+def theta_of(cfg: Fields, default: float) -> float:
+    """Return the base of rotations by place. Raises ConfigError for those of another kind."""
+    stated = cfg.get("rope_parameters") or {}
+    if not isinstance(stated, Mapping) or stated.get("rope_type", _ROPES[0]) not in _ROPES:
+        problem = f"vision_config: rope_parameters = {quoted(stated)} are not supported"
+        raise ConfigError(f"config.json: {problem}")
+    return Fields({"rope_theta": default, **stated}).positive("rope_theta")
 
 
 def doubled(plain: Normalization) -> Normalization:

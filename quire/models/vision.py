@@ -14,7 +14,7 @@ from quire.images.patches import MergedPatches
 from quire.images.vision import Vision
 from quire.models.config import Fields, ModelConfig
 from quire.models.pooling import attend_both
-from quire.models.tower import embed_patches, normalization, unquantized
+from quire.models.tower import embed_patches, normalization, theta_of, unquantized
 from quire.program import Builder, Names, Value, WeightSpec, ops
 from quire.program.rope import Rope
 
@@ -33,7 +33,7 @@ _QWEN3_VL = {
     "num_position_embeddings": 2304,
     "deepstack_visual_indexes": (),
 }
-_CORNERS, _AXES = 4, 2
+_CORNERS, _AXES, _THETA = 4, 2, 10_000.0
 _BICUBIC = 3  # of Pillow
 # Of a processor that does not say otherwise
 _CLIP = {
@@ -51,7 +51,8 @@ def qwen3_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visi
     side = int(cfg.size("num_position_embeddings") ** 0.5)
     if hidden % (4 * heads) or channels != 3 or side**2 != cfg.size("num_position_embeddings"):
         raise ConfigError(f"config.json: vision_config: {hidden} numbers in {heads} heads are not supported")
-    act, w, b = str(cfg.get("hidden_act")), Names("model.visual"), Builder()
+    act, theta = str(cfg.get("hidden_act")), theta_of(cfg, _THETA)
+    w, b = Names("model.visual"), Builder()
     pixels = channels * frames * patch**2
     given = b.record(ops.Patches(b.value((pixels + 2 * _CORNERS + _AXES,)))).out
     x = embed_patches(b, given, w / "patch_embed.proj", (hidden, channels, frames, patch, patch))
@@ -64,7 +65,7 @@ def qwen3_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visi
         p = w / f"blocks.{i}"
         h = b.linear(b.layer_norm(x, p / "norm1", _EPS), p / "attn.qkv", 3 * hidden, bias=True)
         q, k, v = (b.slice(h, n * hidden, (heads, hidden // heads)) for n in range(3))
-        q, k = (b.record(ops.RotaryAt(b.value(one.shape), one, places, 10000.0)).out for one in (q, k))
+        q, k = (b.record(ops.RotaryAt(b.value(one.shape), one, places, theta)).out for one in (q, k))
         x = b.add(x, b.linear(attend_both(b, q, k, v), p / "attn.proj", hidden, bias=True))
         h = b.layer_norm(x, p / "norm2", _EPS)
         h = b.activation(b.linear(h, p / "mlp.linear_fc1", cfg.size("intermediate_size"), bias=True), act)

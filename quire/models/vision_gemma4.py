@@ -12,7 +12,7 @@ from quire.images.vision import Vision
 from quire.models.config import MAX_HEAD_DIM, Fields
 from quire.models.defaults_gemma4 import GEMMA4
 from quire.models.pooling import attend_both
-from quire.models.tower import doubled, normalization, unquantized
+from quire.models.tower import doubled, normalization, theta_of, unquantized
 from quire.program import Builder, Names, Rows, Value, WeightSpec, ops
 
 _TOWER = {
@@ -33,7 +33,7 @@ _TOWER = {
 }
 _TOKEN = 258880  # that stands for an image
 _MOST_TOKENS = 280  # of an image, where the processor does not say otherwise
-_THETA, _ROPES = 100.0, ("axial", "default")
+_THETA = 100.0
 _PLACES = 2  # row and column
 _BICUBIC = 3  # of Pillow
 # Of a processor that does not say otherwise: pixels are from 0 to 1
@@ -106,7 +106,7 @@ def _layer(b: Builder, cfg: Fields, x: Value, places: Value, p: Names) -> Value:
 
 def _attention(b: Builder, cfg: Fields, h: Value, places: Value, p: Names) -> Value:
     heads, groups = cfg.size("num_attention_heads"), cfg.size("num_key_value_heads")
-    dim, theta = cfg.size("head_dim", MAX_HEAD_DIM), _theta(cfg)
+    dim, theta = cfg.size("head_dim", MAX_HEAD_DIM), theta_of(cfg, _THETA)
     if dim % (2 * _PLACES):
         raise ConfigError(f"config.json: vision_config: heads of {dim} numbers are not supported")
 
@@ -132,14 +132,6 @@ def _by_pair(heads: int, dim: int) -> Rows:
     part = dim // (2 * _PLACES)
     firsts = (head * dim + at * part for head in range(heads) for at in (0, 2, 1, 3))
     return Rows(heads * dim, tuple((first, part) for first in firsts))
-
-
-def _theta(cfg: Fields) -> float:
-    stated = cfg.get("rope_parameters") or {}
-    if not isinstance(stated, Mapping) or stated.get("rope_type", _ROPES[0]) not in _ROPES:
-        problem = f"vision_config: rope_parameters = {quoted(stated)} are not supported"
-        raise ConfigError(f"config.json: {problem}")
-    return Fields({"rope_theta": _THETA, **stated}).positive("rope_theta")
 
 
 def _linear(

@@ -202,7 +202,7 @@ ROOMS = (
     ),
     Room(
         "images",
-        880,
+        890,
         "images of prompts: decoding, patches, towers, positions, and how backends keep what they give",
         (
             "images",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from driver import Driver
@@ -10,9 +12,11 @@ from tiny_vision import CONFIG, PROCESSOR
 
 from quire.backends.reference import ReferenceBackend
 from quire.backends.slot_images import Encoding, UnseenImages
+from quire.errors import ConfigError
 from quire.images.positions import RotaryPositions
 from quire.images.work import EncodingWork
 from quire.models import read_model
+from quire.program.ops import RotaryAt
 from quire.sampling_params import SamplingParams
 from quire.types import Admission, ImageSlice, PromptImage, Row, Step
 
@@ -168,3 +172,15 @@ def test_a_processor_may_name_another_filter_of_resizing() -> None:
     config = {**CONFIG, "image_token_id": TOKEN}
     filters = [read_model(config, {**PROCESSOR, **own}).vision for own in ({}, {"resample": 2})]
     assert [own and own.patching.resample for own in filters] == [3, 2]
+
+
+def test_the_base_of_rotations_by_place_is_a_setting() -> None:
+    def bases(**stated: Any) -> set[float]:
+        config = {**CONFIG, "image_token_id": TOKEN, "vision_config": {**CONFIG["vision_config"], **stated}}
+        vision = read_model(config, PROCESSOR).vision
+        return {op.theta for op in vision.program if isinstance(op, RotaryAt)} if vision else set()
+
+    assert bases() == bases(rope_parameters={"rope_type": "axial"}) == {10_000.0}
+    assert bases(rope_parameters={"rope_type": "axial", "rope_theta": 500.0}) == {500.0}
+    with pytest.raises(ConfigError, match=r"rope_parameters = .* are not supported"):
+        bases(rope_parameters={"rope_type": "yarn", "factor": 2.0})
