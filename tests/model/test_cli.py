@@ -91,6 +91,14 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("help", "runn") == 2
 
 
+def test_deploy_has_no_flags_of_several_models(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("deploy", "--help") == 0
+    text = capsys.readouterr().out
+    assert "--max-queued-tokens" in text
+    for flag in ("--max-loaded-memory", "--idle-unload", "--load-wait"):
+        assert flag not in text
+
+
 def test_answer_once(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("run", "demo", "Hi!", "--temperature", "0.9", "--max-tokens", "12", "--seed", "5")
     assert call(*arguments) == 0
