@@ -28,4 +28,5 @@ _WORDS = {
 def in_words(chosen: Mapping[str, str]) -> list[str]:
     """Describe each setting in a few words."""
     order = [*(name for name in _WORDS if name in chosen), *(name for name in chosen if name not in _WORDS)]
-    return [_WORDS.get(name, name.replace("_", " ") + " {}").format(chosen[name]) for name in order]
+    words = _WORDS | ({"num_threads": "{} thread"} if chosen.get("num_threads") == "1" else {})
+    return [words.get(name, name.replace("_", " ") + " {}").format(chosen[name]) for name in order]

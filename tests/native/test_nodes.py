@@ -380,3 +380,4 @@ def test_nodes_are_told_where_there_are_several() -> None:
         "3 threads",
         "on 2 NUMA nodes",
     ]
+    assert in_words({"num_threads": "1"}) == ["1 thread"]
