@@ -101,9 +101,9 @@ void Steps::draft(Job& job) {
 void Steps::launch(std::shared_ptr<Job> job) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });  // may throw
     queue_.push_back(std::move(job));
     ++num_open_;
-    if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
   }
   launched_.notify_one();
 }

@@ -65,10 +65,17 @@ Pinning::~Pinning() {
 
 ThreadPool::ThreadPool(Nodes nodes)
     : nodes_(std::move(nodes)), size_(nodes_.threads()), waited_((size_t)nodes_.threads()) {
-  for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { loop(i); });
+  try {
+    for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { loop(i); });
+  } catch (...) {  // the system grants no more threads
+    end();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { end(); }
+
+void ThreadPool::end() {
   over_.store(true);
   runs_.fetch_add(1);
   runs_.notify_all();
@@ -85,7 +92,7 @@ void ThreadPool::run(const std::function<void(int)>& work) {
   }
   std::optional<Pinning> pinning;
   if (!nodes_.processors().empty()) pinning.emplace(nodes_.processors()[0]);
-  attempt([&] { work(0); });
+  guard([&] { work(0); });  // even if another thread has failed: all meet at barriers
   for (int spins = 0; running_.load(std::memory_order_acquire) != 0; ++spins)
     spins < kSpins ? relax() : (void)sched_yield();
   if (failed_.exchange(false)) std::rethrow_exception(std::exchange(error_, nullptr));
@@ -115,7 +122,7 @@ void ThreadPool::loop(int thread) {
     if (over_.load()) return;
     ++seen;
     if (slept) wait.begin(began_s_);
-    attempt([&] { (*work_)(thread); });
+    guard([&] { (*work_)(thread); });
     waited_[(size_t)thread].seconds += std::min(wait.take(), now() - began_s_);
     running_.fetch_sub(1, std::memory_order_release);
   }

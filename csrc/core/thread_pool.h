@@ -66,12 +66,7 @@ class ThreadPool {
   // Calls a part of a run's work, unless a thread has thrown: what this part throws ends the run.
   template <typename Part>
   void attempt(const Part& part) {
-    if (failed_.load(std::memory_order_relaxed)) return;
-    try {
-      part();
-    } catch (...) {
-      fail(std::current_exception());
-    }
+    if (!failed_.load(std::memory_order_relaxed)) guard(part);
   }
 
   // Waits for every thread of the run. Writes before the barrier are visible after it.
@@ -86,7 +81,17 @@ class ThreadPool {
     double seconds = 0;
   };
 
+  // Calls some work, and notes what it throws.
+  template <typename Work>
+  void guard(const Work& work) {
+    try {
+      work();
+    } catch (...) {
+      fail(std::current_exception());
+    }
+  }
   void loop(int thread);
+  void end();
   void fail(std::exception_ptr error);
 
   const Nodes nodes_;

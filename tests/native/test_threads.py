@@ -10,11 +10,13 @@ from pathlib import Path
 
 import adapter_files as files
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 from tiny import CONFIGS, random_weights
 
 from quire import LLM, SamplingParams
 from quire.backends.native import _core
+from quire.errors import ConfigError
 from quire.models import read_model
 
 ALL = os.sched_getaffinity(0)
@@ -85,3 +87,58 @@ def test_a_thread_without_memory_ends_the_step_with_an_error(tmp_path: Path) -> 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, env=bare)
     said = "a step failed (MemoryError: std::bad_alloc)\n"
     assert (ended.returncode, ended.stdout) == (0, said), ended.stderr
+
+
+LOST = """
+import numpy as np
+from quire.backends.native import _core
+
+native = _core.Native(_core.isas()[0], 2)
+tokens, logits = native.buffer("T", 8), native.buffer("L", 8)
+native.rotary("T", tokens, tokens, 1, 8, native.rope_table(4, 1.0, []), False)
+native.sampled_rows(logits, tokens, 8)
+at = lambda *numbers: np.array(numbers, np.int64)
+for _ in range(30):
+    try:
+        where = (np.arange(100), np.arange(100), at(0, 100), [], at(0))
+        native.run(*where, at(1), at(0, 1), [], [], logits, 8, [], None)
+    except IndexError:
+        print("error", flush=True)
+"""
+
+
+def test_an_error_before_other_threads_begin_leaves_none_at_a_barrier() -> None:
+    """The variant has no frequencies: the first task fails, often before the second thread has woken up."""
+    command = [sys.executable, "-c", LOST]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.stdout.count("error"), ended.returncode) == (30, 0)
+
+
+FEW = """
+import resource
+from quire.backends.native import _core
+
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (40 << 20), resource.RLIM_INFINITY))
+try:
+    _core.Native(_core.isas()[0], 64)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_system_that_grants_no_more_threads_is_an_error() -> None:
+    """Here it has no memory for their stacks. Those that were started end."""
+    command, bare = [sys.executable, "-c", FEW], {**os.environ}
+    bare.pop("LD_PRELOAD", None)  # no sanitizer
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=bare)
+    assert (ended.stdout, ended.returncode) == ("Resource temporarily unavailable\n", 0), ended.stderr
+
+
+def test_it_is_told_which_number_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    def native(*_: object) -> None:
+        raise RuntimeError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(_core, "Native", native)
+    with pytest.raises(ConfigError, match=r"3 threads cannot be started: .*\nhint: lower num_threads"):
+        LLM("demo", device="native", num_threads=3)

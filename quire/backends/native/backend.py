@@ -18,6 +18,7 @@ from quire.backends.native.lower import Lowering, Matrices, Vectors
 from quire.backends.native.sampling import row_results, slot_params
 from quire.backends.slot_images import UnseenImages, pixels_of
 from quire.backends.slots import Deferred, Slots
+from quire.errors import ConfigError
 from quire.images.positions import RotaryPositions
 from quire.images.vision import Vision
 from quire.program.batch import Batch
@@ -52,7 +53,11 @@ class NativeBackend:
         vision: Vision | None = None,
     ) -> None:
         self.program = gather_products(program)
-        self._native, self._nodes = _core.Native(isa, nodes), nodes
+        try:
+            self._native, self._nodes = _core.Native(isa, nodes), nodes
+        except RuntimeError as error:
+            hint = "lower num_threads, or raise the limit of processes (ulimit -u, or that of the container)"
+            raise ConfigError(f"{nodes.num_threads} threads cannot be started: {error}", hint) from error
         caches = allocate(
             self.program,
             kv_dtype=kv_cache_dtype,
