@@ -125,6 +125,21 @@ def test_kinds_that_share_their_activations(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+def test_a_gate_in_float32_beside_a_table_of_floats(isa: str) -> None:
+    """Both meet the same packed activations, but no kernel multiplies them together."""
+
+    def record(b: Builder, x: Value) -> Value:
+        gate, up = (b.linear(x, W / name, 20) for name in ("gate", "up"))
+        return b.gated_activation(gate, up, "silu")
+
+    op = OneOp([draw(9, 300)], record)
+    table = tuple(np.linspace(-1, 1, 16).tolist())
+    weight = coded((20, 300), 4, table=table, group=64, scales="f32")
+    for name in ("up", "gate"):
+        check(op, {f"w.{name}.weight": weight}, isa, bound=1e-5)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_experts(isa: str) -> None:
     def spec(name: str, *shape: int) -> WeightSpec:
         return WeightSpec(W / name, (4, *shape), (W / name,), quantizable=True)

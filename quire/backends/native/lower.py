@@ -79,7 +79,7 @@ class Lowering:
         gates: list[Callable[[], None]] = []
         for op in products:
             matrix = self._matrices[op.weights()[0].name]
-            if isinstance(op, ops.GatedLinear) and _form(matrix) != _form(self._matrices[op.up.name]):
+            if isinstance(op, ops.GatedLinear) and _kernel(matrix) != _kernel(self._matrices[op.up.name]):
                 parts, gate = self._apart(op)
                 linears += parts
                 gates.append(gate)
@@ -385,6 +385,11 @@ class Lowering:
 def _form(matrix: _core.Matrix) -> tuple[str, bytes]:
     """Return what activations packed for a matrix depend on."""
     return _core.activations(matrix.format), b"" if matrix.order is None else matrix.order.tobytes()
+
+
+def _kernel(matrix: _core.Matrix) -> tuple[bool, str, bytes]:
+    """Return what two matrices that are multiplied together have in common: one loop computes both."""
+    return (matrix.format.startswith("coded"), *_form(matrix))
 
 
 def _product_of(op: Op) -> int | None:
