@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from quire.backends.kv_cache import KV_ITEM_BYTES, KV_SCALE_BYTES
-from quire.control_groups import group_folders
+from quire.linux import group_folders, text_of
 from quire.program.caches import CacheSpec
 from quire.program.passes import plan_buffers
 from quire.program.program import Load, Op, Program, WeightSpec
@@ -70,7 +70,9 @@ class HostDevice:
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the bytes a new process can use: free memory, within the limits of its control groups."""
     known = [
-        int(line.split()[1]) * 1024 for line in _lines(proc / "meminfo") if line.startswith("MemAvailable:")
+        int(line.split()[1]) * 1024
+        for line in text_of(proc / "meminfo").splitlines()
+        if line.startswith("MemAvailable:")
     ]
     known += _left_in_groups(proc, cgroup)
     return max(min(known), 0) if known else 8 << 30  # unknown: assume 8 GiB
@@ -87,19 +89,10 @@ def _left_in_groups(proc: Path, cgroup: Path) -> Iterator[int]:
         ),
     ):
         for folder in group_folders(root, proc, controller):
-            most, now = _read(folder / limit).strip(), _read(folder / used).strip()
+            most, now = text_of(folder / limit).strip(), text_of(folder / used).strip()
             if most.isdigit() and now.isdigit() and int(most) < _UNLIMITED:
                 # Page cache, such as of weights, counts as used but is reclaimed on demand.
-                files = [line for line in _lines(folder / "memory.stat") if line.startswith(cached)]
+                files = [
+                    line for line in text_of(folder / "memory.stat").splitlines() if line.startswith(cached)
+                ]
                 yield int(most) - int(now) + sum(int(line.split()[1]) for line in files)
-
-
-def _lines(path: Path) -> list[str]:
-    return _read(path).splitlines()
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

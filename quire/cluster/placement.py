@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from quire.control_groups import granted_processors
 from quire.errors import ConfigError
+from quire.linux import granted_processors, numbers_of, text_of
 
 SYSTEM = Path("/sys/devices/system")
 CGROUP = Path("/sys/fs/cgroup")
@@ -49,11 +49,11 @@ def allowed_cores(system: Path = SYSTEM) -> list[Core]:
     """Return the cores that this process may use, by node, then by their first processor."""
     cores: dict[tuple[int, ...], list[int]] = {}
     for number in sorted(os.sched_getaffinity(0)):
-        siblings = _numbers(_read(system / f"cpu/cpu{number}/topology/core_cpus_list")) or (number,)
+        siblings = numbers_of(text_of(system / f"cpu/cpu{number}/topology/core_cpus_list")) or (number,)
         cores.setdefault(siblings, []).append(number)
     nodes: dict[int, int] = {}
     for folder in system.glob("node/node[0-9]*"):
-        nodes |= dict.fromkeys(_numbers(_read(folder / "cpulist")), int(folder.name.removeprefix("node")))
+        nodes |= dict.fromkeys(numbers_of(text_of(folder / "cpulist")), int(folder.name.removeprefix("node")))
     found = [Core(tuple(numbers), nodes.get(numbers[0], 0)) for numbers in cores.values()]
     return sorted(found, key=lambda core: (core.node, core.processors))
 
@@ -106,15 +106,6 @@ def spread(places: Sequence[Place], num_threads: int | None, granted: int | None
     return num_threads
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    """Read a list as Linux writes it: 0-3,8."""
-    numbers: list[int] = []
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        numbers += range(int(first), int(last or first) + 1)
-    return tuple(numbers)
-
-
 def _ranges(numbers: Sequence[int]) -> str:
     """Write a list as Linux does."""
     parts: list[list[int]] = []
@@ -124,10 +115,3 @@ def _ranges(numbers: Sequence[int]) -> str:
         else:
             parts.append([number, number])
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in parts)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

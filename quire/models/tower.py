@@ -12,6 +12,7 @@ from quire.images.patches import Normalization
 from quire.models.config import Fields
 from quire.program import Builder, Names, Program, Value, WeightSpec, ops
 
+BICUBIC = 3  # the usual filter of resizing, by its number in Pillow
 _ROPES = ("axial", "default")  # names of rotations by place
 
 

@@ -12,7 +12,7 @@ from quire.images.vision import Vision
 from quire.models.config import MAX_HEAD_DIM, Fields
 from quire.models.defaults_gemma4 import GEMMA4
 from quire.models.pooling import attend_both
-from quire.models.tower import doubled, normalization, theta_of, unquantized
+from quire.models.tower import BICUBIC, doubled, normalization, theta_of, unquantized
 from quire.program import Builder, Names, Rows, Value, WeightSpec, ops
 
 _TOWER = {
@@ -35,7 +35,6 @@ _TOKEN = 258880  # that stands for an image
 _MOST_TOKENS = 280  # of an image, where the processor does not say otherwise
 _THETA = 100.0
 _PLACES = 2  # row and column
-_BICUBIC = 3  # of Pillow
 # Of a processor that does not say otherwise: pixels are from 0 to 1
 _PIXELS = {"do_normalize": False, "image_mean": (0.0, 0.0, 0.0), "image_std": (1.0, 1.0, 1.0)}
 # The template writes the first for an image, the processor what is around its tokens
@@ -88,7 +87,7 @@ def _patching(cfg: Fields, processor: Mapping[str, Any]) -> BudgetedPatches:
         problem = f"images of {most * merge} patches in a line, and {side} positions"
         raise ConfigError(f"config.json: vision_config: {problem} are not supported")
     scaled = doubled(normalization({**_PIXELS, **processor}))
-    return BudgetedPatches(patch, merge, most, side, scaled, processor.get("resample", _BICUBIC))
+    return BudgetedPatches(patch, merge, most, side, scaled, processor.get("resample", BICUBIC))
 
 
 def _layer(b: Builder, cfg: Fields, x: Value, places: Value, p: Names) -> Value:

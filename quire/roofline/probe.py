@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.environment import cache_folder
+from quire.linux import numbers_of
 
 if TYPE_CHECKING:
     from quire.backends.device import Loops
@@ -167,15 +168,9 @@ def level_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> di
             if (index / "type").read_text().strip() == "Instruction":
                 continue
             size = int((index / "size").read_text().strip().removesuffix("K")) << 10
-            shared = _num_processors((index / "shared_cpu_list").read_text())
+            shared = len(numbers_of((index / "shared_cpu_list").read_text()))
             level = (index / "level").read_text().strip()
             levels[f"L{level}"] = max(size // 2 // shared // 1024 * 1024, 4096)
-        except (OSError, ValueError):
+        except (OSError, ValueError, ZeroDivisionError):
             continue
     return {**levels, "memory": MEMORY_BYTES}
-
-
-def _num_processors(text: str) -> int:
-    """Return how many processors a list has, as Linux writes it: 0-3,8."""
-    ends = (part.partition("-") for part in text.split(","))
-    return sum(int(last or first) - int(first) + 1 for first, _, last in ends)

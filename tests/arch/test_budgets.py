@@ -60,7 +60,7 @@ ROOMS = (
         "reference",
         1_390,
         "the backend in NumPy, draft models there, and what every backend shares, also packed weights",
-        ("backends", "control_groups.py"),
+        ("backends", "linux.py"),
     ),
     Room(
         "native",

@@ -20,11 +20,11 @@ LEVELS: tuple[frozenset[str], ...] = (
         {
             "config",
             "config_option",
-            "control_groups",
             "environment",
             "vllm_options",
             "goals",
             "json_file",
+            "linux",
             "regular_file",
             "sandbox",
         }

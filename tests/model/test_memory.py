@@ -17,9 +17,9 @@ from quire.backends.host import available_memory
 from quire.backends.reference import ReferenceBackend
 from quire.cli import plan_report
 from quire.config import KV_CACHE_DTYPES, EngineConfig
-from quire.control_groups import granted_processors
 from quire.description import describe
 from quire.errors import ConfigError
+from quire.linux import granted_processors
 from quire.memory import (
     REQUEST_TOKENS,
     MemoryPlan,

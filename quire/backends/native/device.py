@@ -16,10 +16,10 @@ from quire.backends.native.coding import format_of
 from quire.backends.native.layout import plan_layout
 from quire.backends.native.weights import Packed, converts, load_packed
 from quire.backends.packed_cache import PackedCache, packed_folder
-from quire.control_groups import granted_processors
 from quire.environment import instruction_set
 from quire.errors import ConfigError
 from quire.images.vision import Vision
+from quire.linux import granted_processors
 from quire.program import ops
 from quire.program.ops.experts import ExpertWeights
 from quire.program.program import Op, Program, WeightSpec
