@@ -22,7 +22,7 @@ KV_SHARE = 0.5  # maximum share of the memory that weights and activations leave
 KV_MOST = 0.9  # and its maximum if one request of full length needs more
 FLOAT_BYTES = 4
 SNAPSHOT_SHARE = 0.05  # maximum share of that memory for snapshots of states
-_BITS = {"int8": 8.25, "int4": 4.25}  # of a weight, in each of QUANTIZATIONS
+BITS_OF = {"int8": 8.25, "int4": 4.25}  # of a weight, in each of QUANTIZATIONS
 _SMALLER = 0.9  # share of the bits that weights have, above which it is not worth to round them again
 
 
@@ -262,7 +262,7 @@ def _too_large(plan: MemoryPlan, config: EngineConfig, device: Device, least: in
     if plan.working_bytes + plan.loading_bytes > plan.available_bytes:
         tried = QUANTIZATIONS.index(config.quantization) + 1 if config.quantization else 0
         most = _SMALLER * 8 * plan.weight_bytes / plan.num_weights
-        fewer = " or ".join(repr(name) for name in QUANTIZATIONS[tried:] if _BITS[name] < most)
+        fewer = " or ".join(repr(name) for name in QUANTIZATIONS[tried:] if BITS_OF[name] < most)
         hint = f"give quantization = {fewer}, or take a smaller model" if fewer else "take a smaller model"
         if device.keeps_floats_as and config.quantization is None:
             kept = f"keeps {device.keeps_floats_as}, however weights are stored"

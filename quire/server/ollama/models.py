@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.engine.status import ModelFacts
+from quire.memory import BITS_OF
 from quire.models.purpose import Pooling
 from quire.server.admin import Version, reply
 from quire.server.errors import HTTPRefusal
@@ -179,7 +180,7 @@ def _num_parameters(service: ServiceState) -> int:
 
 def _size(service: ServiceState) -> int:
     """Estimate the bytes of the weights: quantized ones with their scales, others as 16 bits."""
-    bits = {"int8": 8.25, "int4": 4.25}.get(_weights(service), 16)
+    bits = BITS_OF.get(_weights(service), 16)
     return round(_num_parameters(service) * bits / 8)
 
 
