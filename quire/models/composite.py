@@ -15,6 +15,8 @@ Tower = Callable[
     [Mapping[str, Any], Mapping[str, Any]], Vision
 ]  # of config.json and preprocessor_config.json
 TEXT, _VISION = "text_config", "vision_config"
+# Steps that are done for every image, or for none
+_ONLY = {"do_resize": True, "do_pan_and_scan": False}
 # Fields of the whole model, which take precedence over those of the text model
 _OF_THE_WHOLE = ("tie_word_embeddings", "eos_token_id")
 
@@ -37,10 +39,16 @@ class Composite:
         """Record the vision tower that config.json describes.
 
         Return None if there is none that is supported, or no file says how images are resized.
+        Raises ConfigError for images that are handled in a way that is not supported.
         """
         stated = raw.get(_VISION)
         if self.tower is None or not isinstance(stated, Mapping) or not processor:
             return None
+        for name, done in _ONLY.items():
+            if (other := processor.get(name, done)) is not done:
+                problem = f"preprocessor_config.json: {name} = {quoted(other)} is not supported"
+                hint = f"give {str(done).lower()}, or move the file away: without it the model reads text"
+                raise ConfigError(problem, hint)
         return self.tower(raw, processor)
 
     def parts(self, raw: Mapping[str, Any], vision: Vision | None = None) -> tuple[LeftOut, ...]:

@@ -104,15 +104,15 @@ class ModelFolder:
         return read_settings(self.path)
 
     def image_processor(self) -> dict[str, Any]:
-        """Read preprocessor_config.json, or that part of processor_config.json; {} if there is neither.
+        """Read that part of processor_config.json, else preprocessor_config.json; {} if there is neither.
 
         What is null there is not stated.
         """
-        found: Any = {}
-        if present(path := self.path / "preprocessor_config.json"):
-            found = read_json(path, _CONFIG_LIMIT_BYTES)
-        elif present(path := self.path / "processor_config.json"):
+        found: Any = None
+        if present(path := self.path / "processor_config.json"):
             found = read_json(path, _CONFIG_LIMIT_BYTES).get("image_processor")
+        if found is None and present(path := self.path / "preprocessor_config.json"):
+            found = read_json(path, _CONFIG_LIMIT_BYTES)
         stated = found if isinstance(found, dict) else {}
         return {key: value for key, value in stated.items() if value is not None}
 

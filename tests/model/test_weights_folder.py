@@ -68,6 +68,23 @@ def test_what_is_null_in_a_processor_is_not_stated(tmp_path: Path, name: str) ->
     assert read_model(config, found).vision == read_model(config, plain).vision is not None
 
 
+def test_settings_of_images_in_two_files(tmp_path: Path) -> None:
+    """As transformers has it: processor_config.json takes precedence where it has a part for images."""
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 9}))
+    other = tmp_path / "processor_config.json"
+    for stated, expected in (({"image_seq_length": 256}, 9), ({"image_processor": {"min_pixels": 7}}, 7)):
+        other.write_text(json.dumps(stated))
+        assert ModelFolder.at(tmp_path).image_processor() == {"min_pixels": expected}
+
+
+@pytest.mark.parametrize(("name", "value"), [("do_resize", False), ("do_pan_and_scan", True)])
+def test_images_in_a_way_that_is_not_supported_are_refused(name: str, value: bool) -> None:
+    config = {**CONFIG, "image_token_id": 60}
+    assert read_model(config, {**PROCESSOR, name: not value}).vision is not None
+    with pytest.raises(ConfigError, match=f"{name} = {value} is not supported"):
+        read_model(config, {**PROCESSOR, name: value})
+
+
 @pytest.mark.parametrize(
     ("stated", "method"),
     [
