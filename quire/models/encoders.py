@@ -77,8 +77,9 @@ def bert(b: Builder, cfg: ModelConfig, pooling: Pooling) -> Value:
 
 
 def roberta(b: Builder, cfg: ModelConfig, pooling: Pooling) -> Value:
-    """Record BERT's layers with positions that begin after that of padding."""
-    return _bert_layers(b, cfg, _positions_after(b, cfg, _after_padding(cfg)), pooling)
+    """Record BERT's layers with positions that begin after that of padding; both texts are one segment."""
+    positions = _positions_after(b, cfg, _after_padding(cfg))
+    return _bert_layers(b, cfg, positions, replace(pooling, separator=-1))
 
 
 def distilbert(b: Builder, cfg: ModelConfig, pooling: Pooling) -> Value:

@@ -15,6 +15,7 @@ from checkpoints import read_weights
 from safetensors.numpy import load_file, save_file
 from tiny import CONFIGS, Paged, random_weights
 from tiny_encoders import (
+    CONFIG,
     write_bert,
     write_cross_encoder,
     write_decoder,
@@ -30,7 +31,7 @@ from quire.frontend import Encoded
 from quire.models import read_model
 from quire.models.encoders import CROSS_ENCODERS, ENCODERS, read_encoder
 from quire.models.purpose import Pooling
-from quire.program.ops import RowAttention
+from quire.program.ops import EmbedSegments, RowAttention
 from quire.sampling_params import SamplingParams
 from quire.text.tokenizer import LONG_TEXT, Tokenizer
 from quire.text.vocabulary import load_vocabulary
@@ -433,6 +434,16 @@ def test_every_cross_encoder_scores(architecture: str, tmp_path: Path) -> None:
     with LLM(str(folder), device="native") as llm:
         found = [one.outputs.score for one in llm.score("a cat", TEXTS, use_tqdm=False)]
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_both_texts_of_a_pair_are_one_segment_of_roberta() -> None:
+    """Its tokenizers give no types of tokens, even where the table has several rows (of BERT)."""
+    for name, segments in (("Bert", True), ("Roberta", False)):
+        config = {**CONFIG, "pad_token_id": 1, "id2label": {"0": "LABEL_0"}}
+        pooling = Pooling("score", separator=3)
+        program = read_encoder(f"{name}ForSequenceClassification", config, pooling).program
+        (found,) = (op.separator for op in program if isinstance(op, EmbedSegments))
+        assert (found == 3) == segments
 
 
 @pytest.mark.parametrize("begin", ["bert.", ""])
