@@ -184,7 +184,7 @@ FAMILIES: dict[str, Family] = {
         granite_hybrid,
         defaults_mamba.GRANITE4,
         spelled=_EXPERTS,
-        older={"num_experts": "num_local_experts"},
+        older={"num_experts": "num_local_experts", "layer_types": "layers_block_type"},
         kinds=HYBRID,
     ),
     "Cohere2ForCausalLM": Family(cohere2, defaults.COHERE2, by_pattern, {"rms_norm_eps": "layer_norm_eps"}),
