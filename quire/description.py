@@ -299,7 +299,9 @@ def _same_vocabulary(own: _Opened, draft: _Opened) -> bool:
         return own.model.config.vocab_size == draft.model.config.vocab_size
     if mine.content == other.content:
         return True
-    tokens, others = (spellings(load_vocabulary(data.content, data.where)) for data in (mine, other))
+    tokens, others = (
+        spellings(load_vocabulary(data.content, data.where, data.settings)) for data in (mine, other)
+    )
     return all(others.get(number, token) == token for number, token in tokens.items())
 
 

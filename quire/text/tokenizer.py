@@ -64,7 +64,7 @@ class Tokenizer:
     @classmethod
     def from_data(cls, data: TokenizerData) -> Tokenizer:
         """Make a tokenizer of the files of a model's source. Raises ConfigError."""
-        return cls(load_vocabulary(data.content, data.where), dict(data.settings))
+        return cls(load_vocabulary(data.content, data.where, data.settings), dict(data.settings))
 
     @property
     def vocab_size(self) -> int:

@@ -32,6 +32,9 @@ MAX_IDS = 1 << 24
 MAX_ADDED = 80_000  # models with tokens for audio have some 66,000
 MAX_NAME = 1024  # characters of an added token
 
+# What entries of added_tokens need, where tokenizer_config.json leaves it out
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_PLAIN_TOKEN = dict.fromkeys(_FLAGS, False)
 _LOG = logging.getLogger(__name__)
 _STDERR = threading.Lock()
 
@@ -59,9 +62,12 @@ class Vocabulary:
     decoder_types: frozenset[str]
 
 
-def load_vocabulary(content: bytes | Mapping[str, Any], where: str) -> Vocabulary:
+def load_vocabulary(
+    content: bytes | Mapping[str, Any], where: str, settings: Mapping[str, Any] | None = None
+) -> Vocabulary:
     """Load the text of a tokenizer.json, or what it holds. Raises ConfigError, with `where`, if invalid.
 
+    `settings` are those of tokenizer_config.json, of which the added_tokens_decoder may have more tokens.
     The library gets the parsed file, serialized again, so that both see the same entry of a duplicate key.
     """
     if isinstance(content, bytes):
@@ -71,6 +77,7 @@ def load_vocabulary(content: bytes | Mapping[str, Any], where: str) -> Vocabular
         model = content["model"]
         data = {**content, "model": {**model, "vocab": model["vocab"].copy()}}  # both are changed below
     try:
+        _add_stated(data, (settings or {}).get("added_tokens_decoder") or {})
         _check_ids(data)
         added = _hide_added_tokens(data)
         data["truncation"] = data["padding"] = None  # settings of training: prompts must not be cut
@@ -140,6 +147,18 @@ def _check_ids(data: dict[str, Any]) -> None:
         if len(set(ids)) < len(ids):
             (number, _), *_ = Counter(ids).most_common(1)
             raise ValueError(f"{number} is the id of two tokens")
+
+
+def _add_stated(data: dict[str, Any], stated: Mapping[str, Any]) -> None:
+    """Add tokens of tokenizer_config.json that a parsed tokenizer.json does not have, by rising ids."""
+    own = list(data.get("added_tokens") or [])
+    known = {entry["content"] for entry in own} | {str(entry["id"]) for entry in own}
+    more = [
+        {**_PLAIN_TOKEN, **entry, "id": int(number)}
+        for number, entry in stated.items()
+        if number not in known and entry["content"] not in known
+    ]
+    data["added_tokens"] = own + sorted(more, key=lambda entry: entry["id"])
 
 
 def _try_out(library: tokenizers.Tokenizer) -> None:

@@ -324,3 +324,32 @@ def test_an_added_token_with_another_id_is_logged(tmp_path: Path, caplog: pytest
     path.write_text(json.dumps(data))
     assert tokenizer_of(tmp_path).token_id("<x>") == 5
     assert "'<x>' has the id 5, not 99" in caplog.text
+
+
+def test_tokens_that_only_the_configuration_adds(tmp_path: Path) -> None:
+    """As transformers, which adds them when it loads a tokenizer: one of the vocabulary, and new ones."""
+    folder = small.byte_level(tmp_path)
+    data = json.loads((folder / "tokenizer.json").read_text())
+    size = len(data["model"]["vocab"]) + len(data["added_tokens"])
+    the = data["model"]["vocab"]["the"]
+    stated = {
+        str(size + 1): {"content": "</tool>"},
+        str(size): {"content": "<tool>", "rstrip": True, "special": True},
+        str(the): {"content": "the"},
+        str(size - 1): {"content": data["added_tokens"][-1]["content"], "special": True},  # known
+        "0": None,
+    }
+    for entry in ({"content": "the", "id": 1}, None):
+        stated["0"] = entry or {"content": "<|endoftext|>"}
+        small.write(folder, data, {"added_tokens_decoder": stated})
+        tokenizer = tokenizer_of(folder)
+        ids = tokenizer.encode("<tool> \nthe</tool>", parse_special=True)
+        assert ids == [size, the, size + 1]
+        assert tokenizer.token_id("</tool>") == size + 1
+        assert size in tokenizer.special_ids
+        assert size - 1 not in tokenizer.special_ids
+    assert not {size, size + 1} & set(tokenizer.encode("<tool></tool>"))
+    for wrong in ({"x": {"content": "<a>"}}, {"9": {}}, {"9": "<a>"}, ["<a>"]):
+        small.write(folder, data, {"added_tokens_decoder": wrong})
+        with pytest.raises(ConfigError, match="tokenizer"):
+            tokenizer_of(folder)
