@@ -70,21 +70,19 @@ class RequestLimits:
             raise RequestError("images without block_keys", hint)
 
     def _check_prompt(self, request: NewRequest) -> None:
-        token_ids = request.prompt_token_ids
+        token_ids, field = request.prompt_token_ids, "input" if request.pooling else "prompt"
         if not token_ids:
-            raise RequestError("the prompt is empty", "give at least one token", "prompt")
+            raise RequestError(f"the {field} is empty", "give at least one token", field)
         if len(token_ids) + (not request.pooling) > self.max_model_len:
             raise ContextOverflow(self.max_model_len, f"{len(token_ids)} tokens")
-        self._check_token_ids(token_ids + request.predicted_token_ids)
+        self._check_token_ids(token_ids + request.predicted_token_ids, field)
 
-    def _check_token_ids(self, token_ids: tuple[int, ...]) -> None:
+    def _check_token_ids(self, token_ids: tuple[int, ...], field: str) -> None:
         limit = 1 << 32 if self.vocab_size is None else self.vocab_size
         low, high = min(token_ids), max(token_ids)
         if low < 0 or high >= limit:
             wrong = low if low < 0 else high
-            raise RequestError(
-                f"token id {wrong} is not in the vocabulary (0 to {limit - 1:,})", None, "prompt"
-            )
+            raise RequestError(f"token id {wrong} is not in the vocabulary (0 to {limit - 1:,})", None, field)
 
     def _check_resumed(self, request: NewRequest) -> None:
         """Check what another engine emitted: an open sequence that it cannot have left open is refused."""
@@ -105,7 +103,7 @@ class RequestLimits:
         if problem:
             raise RequestError(problem, "resume only sequences without a final output", "resumed")
         if token_ids := sum(opened, ()):
-            self._check_token_ids(token_ids)
+            self._check_token_ids(token_ids, "resumed")
 
     def _check_lengths(self, request: NewRequest) -> None:
         params, num_prompt = request.params, len(request.prompt_token_ids)

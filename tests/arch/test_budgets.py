@@ -64,7 +64,7 @@ ROOMS = (
     ),
     Room(
         "native",
-        1_150,
+        1_155,
         "the Python side of the C++ backend: lowering, memory, calls, a draft model beside the program",
         ("backends/native",),
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fake_runner import FakeRunner, Received
 
@@ -62,6 +64,8 @@ def ask(name="a", prompt=(1, 2, 3), **params) -> NewRequest:
         (ask(prompt=[5, 100]), "token id 100 is not in the vocabulary", "prompt"),
         (ask(prompt=[-1]), "token id -1 is not in the vocabulary", "prompt"),
         (ask(name="open"), "'open' is in use", "request_id"),
+        (replace(ask(prompt=()), pooling="embed"), "the input is empty", "input"),
+        (replace(ask(prompt=[100]), pooling="embed"), "token id 100 is not in the vocabulary", "input"),
     ],
 )
 def test_what_can_never_run_is_refused(request_, message, param):
