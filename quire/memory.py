@@ -61,6 +61,7 @@ class MemoryPlan:
     loading_bytes: int = 0  # in addition to the weights, while they are packed
     num_slots: int = 0
     num_snapshots: int = 0
+    beside_bytes: int = 0  # of adapters, and of blocks that are kept outside of the cache
     draft: DraftMemory | None = None
 
     @property
@@ -97,9 +98,12 @@ class MemoryPlan:
 
     def needed_bytes(self, kv_bytes: int) -> int:
         """Return the peak memory with a cache of this size: loading ends before steps begin."""
-        return self.working_bytes + max(
-            self.activation_bytes + self.state_bytes + kv_bytes, self.loading_bytes
-        )
+        return self.working_bytes + max(self.running_bytes + kv_bytes, self.loading_bytes)
+
+    @property
+    def running_bytes(self) -> int:
+        """Bytes in addition to the weights while steps run, without the cache."""
+        return self.activation_bytes + self.state_bytes + self.beside_bytes
 
 
 def plan_memory(
@@ -133,8 +137,7 @@ def plan_memory(
     activations += device.slots_bytes(program, config.max_num_seqs, sizing.nbytes([1] * len(groups)))
     activations += drafting.activation_bytes if drafting else 0
     activations += _image_bytes(device, weights, vision, config) if vision else 0
-    adapters = stored_bytes(user_path(config.adapter_dir)) if config.adapter_dir is not None else 0
-    left = available - working - activations - adapters - (config.prefix_cache_memory_bytes or 0)
+    left = available - working - activations - (beside := _beside(config))
     left -= config.max_num_seqs * sum(group.slot_bytes for group in groups)
     longest = config.max_model_len or longest
     if program.pooled:  # a step computes whole texts, and nothing outlives it
@@ -160,8 +163,15 @@ def plan_memory(
         loading_bytes=max(device.loading_bytes(weights), drafting.loading_bytes if drafting else 0),
         num_slots=config.max_num_seqs,
         num_snapshots=num_snapshots,
+        beside_bytes=beside,
         draft=drafting,
     )
+
+
+def _beside(config: EngineConfig) -> int:
+    """Return the bytes of adapters, and of blocks that are kept outside of the cache."""
+    adapters = stored_bytes(user_path(config.adapter_dir)) if config.adapter_dir is not None else 0
+    return adapters + (config.prefix_cache_memory_bytes or 0)
 
 
 def _draft_memory(
@@ -268,10 +278,11 @@ def _too_large(plan: MemoryPlan, config: EngineConfig, device: Device, least: in
             kept = f"keeps {device.keeps_floats_as}, however weights are stored"
             hint += f": the {device.name} backend {kept}"
         return ": the weights alone are too large", hint
-    left = plan.available_bytes - plan.working_bytes - plan.activation_bytes - plan.state_bytes
+    left = plan.available_bytes - plan.working_bytes - plan.running_bytes
     if left >= least:
         return "", f"give kv_cache_memory_bytes = {left} or less"
-    return "", "lower max_num_batched_tokens or max_model_len, or take a smaller model"
+    kept = ", prefix_cache_memory_bytes" if config.prefix_cache_memory_bytes else ""
+    return "", f"lower max_num_batched_tokens{kept} or max_model_len, or take a smaller model"
 
 
 def summary(plan: MemoryPlan) -> str:
@@ -283,7 +294,8 @@ def summary(plan: MemoryPlan) -> str:
     weights, activations = gigabytes(plan.working_bytes), gigabytes(plan.activation_bytes)
     available = gigabytes(plan.available_bytes)
     drafting = f", {gigabytes(plan.draft_bytes)} of it for the draft model" if plan.draft else ""
-    needed = f"weights {weights}, {cache}, activations {activations}{drafting}"
+    beside = f", kept blocks and adapters {gigabytes(plan.beside_bytes)}" if plan.beside_bytes else ""
+    needed = f"weights {weights}, {cache}, activations {activations}{beside}{drafting}"
     return f"memory: {needed}, of {available} available"
 
 

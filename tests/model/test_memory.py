@@ -246,6 +246,18 @@ def test_the_native_backend_counts_more_than_values() -> None:
     assert misfit(native, config) is None
 
 
+def test_kept_blocks_count_beside_a_cache_whose_size_is_given() -> None:
+    """Otherwise the process would be killed, once as many blocks are kept as may be."""
+    sizes = {"kv_cache_memory_bytes": 1 << 20, "device": "native"}
+    alone, _ = plan(10**8, **sizes)
+    kept, config = plan(10**8, prefix_cache_memory_bytes=10**8, **sizes)
+    assert kept.total_bytes == alone.total_bytes + 10**8
+    assert "kept blocks and adapters 100 MB" in summary(kept)
+    error = misfit(kept, config)
+    assert error is not None
+    assert "lower max_num_batched_tokens, prefix_cache_memory_bytes or max_model_len" in (error.hint or "")
+
+
 def test_what_does_not_fit_natively_names_the_quantization() -> None:
     for quantization, hint in ((None, "'int8' or 'int4', or"), ("int8", "= 'int4', or"), ("int4", "take a")):
         error = misfit(*plan(10**3, device="native", quantization=quantization))
