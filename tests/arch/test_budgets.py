@@ -116,7 +116,7 @@ ROOMS = (
     ),
     Room(
         "text",
-        4_195,
+        4_210,
         "tokenizers, chat templates in a sandbox, tool and reasoning formats, grammars",
         ("text", "grammar", "sandbox"),
     ),

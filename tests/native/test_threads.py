@@ -16,6 +16,7 @@ from tiny import CONFIGS, random_weights
 
 from quire import LLM, SamplingParams
 from quire.backends.native import _core
+from quire.backends.native.device import NativeDevice
 from quire.errors import ConfigError
 from quire.models import read_model
 
@@ -92,6 +93,7 @@ def test_a_thread_without_memory_ends_the_step_with_an_error(tmp_path: Path) -> 
 LOST = """
 import numpy as np
 from quire.backends.native import _core
+from quire.backends.native.device import NativeDevice
 
 native = _core.Native(_core.isas()[0], 2)
 tokens, logits = native.buffer("T", 8), native.buffer("L", 8)
@@ -117,6 +119,7 @@ def test_an_error_before_other_threads_begin_leaves_none_at_a_barrier() -> None:
 FEW = """
 import resource
 from quire.backends.native import _core
+from quire.backends.native.device import NativeDevice
 
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (40 << 20), resource.RLIM_INFINITY))
@@ -142,3 +145,12 @@ def test_it_is_told_which_number_to_lower(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(_core, "Native", native)
     with pytest.raises(ConfigError, match=r"3 threads cannot be started: .*\nhint: lower num_threads"):
         LLM("demo", device="native", num_threads=3)
+
+
+def test_more_threads_than_processors_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """They wait for each other at the end of every phase."""
+    count = len(os.sched_getaffinity(0))
+    NativeDevice("demo", count)
+    assert not caplog.records
+    NativeDevice("demo", count + 1)
+    assert f"num_threads = {count + 1} is slower than {count}" in caplog.text

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -29,8 +31,9 @@ from quire.quantize.mixed import MixedStorage
 from quire.weights.load import Progress
 from quire.weights.plan import Layout, WeightPlan
 
-# Instruction sets with products of bf16; the twin computes the bits of AMX without it.
+_LOG = logging.getLogger(__name__)
 _ATTENTION = ops.Attention | ops.SharedAttention | ops.LatentAttention
+# Instruction sets with products of bf16; the twin computes the bits of AMX without it.
 _BF16_ISAS = frozenset({"avx512_amx", "avx512_amx_twin", "avx512_vnni_bf16"})
 
 
@@ -55,6 +58,9 @@ class NativeDevice(HostDevice):
     ) -> None:
         self.isa = _chosen_isa()
         self.num_threads = num_threads or usable_cores()
+        if self.num_threads > (processors := len(os.sched_getaffinity(0))):
+            words = "num_threads = %d is slower than %d: this process has no more processors"
+            _LOG.warning(words, self.num_threads, processors)
         self.nodes = _core.Nodes(self.num_threads)
         self._model = model
         self._packed_cache = packed_cache
