@@ -32,11 +32,12 @@ WORDS = """ray      the kind of cluster
 MODEL    checkpoint folder, Hub id such as Qwen/Qwen3-0.6B, or 'demo' (default), a small model
          included with Quire"""
 KINDS = ("ray",)
-# Serve's proxies take in connections, engines in other processes are not recorded, and there is one model;
-# `replicas` are the cluster's.
+# Serve's proxies take in connections, engines in other processes are not recorded, their adapters do not
+# change, and there is one model; `replicas` are the cluster's.
 NOT_HERE = (
     *("ssl_certfile", "ssl_keyfile", "record", "record_contents", "record_max_bytes", "record_max_age"),
     *("replicas", "role", "link", "link_key_file", "max_loaded_memory", "idle_unload", "load_wait"),
+    "load_adapters",
 )
 
 
