@@ -104,7 +104,7 @@ ARM_TESTS := tests/native/test_ops.py tests/native/test_native_exactness.py test
   tests/native/test_attend.py tests/native/test_sampling.py tests/native/test_native_state.py \
   tests/native/test_packing.py tests/native/test_families.py tests/native/test_probe.py \
   tests/model/test_goldens.py tests/model/test_exactness.py
-arm: .wheels/.done  ## build for ARM and test it under qemu (needs root and minutes; ARGS="TESTS" for others than it chooses)
+arm: .wheels/.done  ## build for ARM and test it under qemu (needs root and an hour; ARGS="TESTS" for others than it chooses)
 	@command -v mmdebstrap qemu-aarch64-static >/dev/null || { apt-get -qq update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends mmdebstrap qemu-user-static >/dev/null; }
 	.wheels/bin/python scripts/arm.py -o faulthandler_timeout=1800 $(or $(ARGS),-n 2 $(ARM_TESTS))
@@ -114,7 +114,7 @@ sdist: .wheels/.done  ## build the source package in dist/, and check which file
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) .wheels/bin/python -m build --sdist --outdir dist .
 	.wheels/bin/python scripts/check_package.py dist/*.tar.gz
 
-wheel: sdist  ## build the wheels for Linux, and try them in chroots (root, debootstrap, minutes; ARGS="--architecture aarch64")
+wheel: sdist  ## build the wheels for Linux, and try them in chroots (root, debootstrap, half an hour; ARGS="--architecture aarch64")
 	PATH="$(CURDIR)/.wheels/bin:$$PATH" .wheels/bin/python scripts/wheels.py $(ARGS)
 	.wheels/bin/python scripts/check_package.py dist/*.whl
 
