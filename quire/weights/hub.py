@@ -2,7 +2,8 @@
 
 A download uses one commit: the revision is resolved once, and every file is fetched at that commit. Only
 files that are read are fetched, and the repository is checked for safetensors before downloading gigabytes.
-Of GGUF files a single model is fetched: that named after a colon ("organisation/name:Q8_0"), or Q4_K_M.
+Of GGUF files a single model is fetched: that named after a colon ("organisation/name:Q8_0"), or Q4_K_M; and
+the vision tower that the repository has for it.
 `huggingface_hub` (extra "hub") does the transfers, with progress bars, resumed retries, and a cache in which
 complete files are never fetched again.
 """
@@ -21,7 +22,7 @@ from typing import Any
 from quire.environment import hub_offline
 from quire.errors import ConfigError
 from quire.weights.folder import ModelFolder
-from quire.weights.gguf.choice import choose_gguf
+from quire.weights.gguf.choice import choose_gguf, towers_by_preference
 from quire.weights.gguf.model import GgufModel, is_gguf, only_gguf
 from quire.weights.safetensors import INDEX_NAME, read_index, weight_files
 from quire.weights.sentence import MODULE_SETTINGS, MODULE_WEIGHTS, SETTINGS
@@ -205,9 +206,10 @@ class _Repository:
         )
 
     def _take_gguf(self, revision: str, names: Sequence[str], local: bool) -> tuple[Path, str]:
-        """Fetch a GGUF model and return the folder and the name of its first file."""
+        """Fetch a GGUF model, and its vision tower; return the folder and the name of its first file."""
         files = choose_gguf(names, self.ending, f"{self.model} at {revision}")
-        folder = self._snapshot(revision, [glob.escape(name) for name in files if self._weights], local)
+        wanted = (*files, *towers_by_preference(names)[:1]) if self._weights else ()
+        folder = self._snapshot(revision, map(glob.escape, wanted), local)
         return folder, files[0]
 
     def _take(self, revision: str, names: list[str] | None, local: bool) -> Path:

@@ -137,7 +137,7 @@ ROOMS = (
     ),
     Room(
         "gguf",
-        2_380,
+        2_680,
         "GGUF files: container, blocks, configuration, tokenizers: could be deleted, with its lines in "
         "weights/hub.py",
         ("weights/gguf",),

@@ -181,7 +181,7 @@ def test_headers_that_lie(lie: str, tmp_path: Path) -> None:
     [
         ({"general.architecture": None}, "names no architecture"),
         ({"general.architecture": "lama"}, "did you mean 'llama'?"),
-        ({"general.architecture": "clip"}, "projector for images"),
+        ({"general.architecture": "clip"}, "the vision tower for images"),
         ({"general.type": "adapter"}, "an adapter"),
         ({"general.architecture": 7}, "is not a text"),
         ({"llama.block_count": None}, "has no 'llama.block_count'"),

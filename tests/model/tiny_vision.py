@@ -217,7 +217,13 @@ def _write(
         for name, spec in specs.items():
             (source,) = spec.sources
             array = weights[name].array.reshape(spec.stored or spec.shape)
-            arrays[source] = (array.T if spec.transposed else array).copy()
+            if (
+                spec.rows is not None and array.ndim == 3
+            ):  # of experts whose gates are in one tensor with others
+                both = np.zeros((len(array), spec.rows.period, array.shape[2]), np.float32)
+                arrays.setdefault(source, both)[:, spec.rows.of(spec.rows.period)] = array
+            else:
+                arrays[source] = (array.T if spec.transposed is True else array).copy()
     save_file(arrays, folder / "model.safetensors", {"format": "pt"})
     return folder
 

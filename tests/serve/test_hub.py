@@ -408,7 +408,8 @@ def test_gguf_models_are_named_by_their_ending(
     path = resolve(MODEL + ending, endpoint=hub.url, cache_dir=cache)
     assert path.parts[-len(Path(file).parts) :] == Path(file).parts
     assert path.read_bytes() == GGUF[file]
-    assert len(hub.files_asked()) == num_files
+    assert len(hub.files_asked()) == num_files + 1  # the tower, too
+    assert path.parents[file.count("/")].joinpath("mmproj-Q8_0.gguf").read_bytes() == b"tower"
     monkeypatch.setenv("QUIRE_OFFLINE", "1")
     assert resolve(MODEL + ending, endpoint=hub.url, cache_dir=cache) == path
 

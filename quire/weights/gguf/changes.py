@@ -39,22 +39,29 @@ class Alteration:
     """The difference between a tensor in a file and the one that the model needs.
 
     `numbers`: "plus one" is stored plus one, "decay" is the logarithm of A in -exp(A). `form`: a vector that
-    is stored with more axes, a matrix of one row that may be stored as a vector, or a kernel of a convolution
-    without its axis of one channel. `transposed`: the last two axes are exchanged.
+    is stored with more axes, a scalar with one, a matrix of one row that may be stored as a vector, a kernel
+    of a convolution without its axis of one channel, one over two frames as a tensor for each, or a matrix of
+    the colors of pixels as a kernel [out, 3, height, width]. `transposed`: the last two axes are exchanged.
     """
 
     rows: Order | None = None
     columns: Order | None = None
     numbers: Literal["", "plus one", "decay"] = ""
-    form: Literal["", "vector", "row", "kernel"] = ""
+    form: Literal["", "vector", "scalar", "row", "kernel", "frames", "pixels"] = ""
     transposed: bool = False
 
     def shaped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape that the model needs of a tensor stored in this one, apart from `transposed`."""
         if self.form == "vector":
             return (math.prod(shape),)
+        if self.form == "scalar" and math.prod(shape) == 1:
+            return ()
         if self.form == "row":
             return (1, math.prod(shape))
+        if self.form == "pixels":
+            return (shape[0], math.prod(shape[1:]))
+        if self.form == "frames":
+            return (*shape[:2], 2, *shape[2:])
         return (*shape[:-1], 1, shape[-1]) if self.form == "kernel" else shape
 
     def restored(self, array: Array) -> Array:

@@ -10,7 +10,8 @@ from quire.errors import ConfigError, did_you_mean, quoted
 _PREFERRED = "Q4_K_M"
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_. -]{0,200}/)?[A-Za-z0-9_][A-Za-z0-9_.+() -]{0,200}", re.ASCII)
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$", re.ASCII)
-_NO_MODEL = re.compile(r"mmproj|^imatrix|imatrix$")  # before ".gguf", in small letters
+_TOWER, _TOWER_KINDS = "mmproj", ("bf16", "f16", "f32")
+_NO_MODEL = re.compile(rf"{_TOWER}|^imatrix|imatrix$")  # before ".gguf", in small letters
 _MOST_SHOWN = 8
 _ENDING = ".gguf"
 
@@ -46,6 +47,17 @@ def names_model(file: str) -> bool:
     """
     stem = file.lower().removesuffix(_ENDING)
     return stem != file.lower() and _NO_MODEL.search(stem) is None
+
+
+def towers_by_preference(names: Sequence[str]) -> list[str]:
+    """Return the files that may hold a vision tower, by their names; those in published precision first."""
+
+    def rank(name: str) -> tuple[int, str]:
+        kinds = [number for number, kind in enumerate(_TOWER_KINDS) if kind in name.lower()]
+        return min(kinds, default=len(_TOWER_KINDS)), name
+
+    files = (name for name in names if _NAME.fullmatch(name) and name.lower().endswith(_ENDING))
+    return sorted((name for name in files if _TOWER in name.rpartition("/")[2].lower()), key=rank)
 
 
 def _models(names: Sequence[str]) -> dict[str, list[str]]:

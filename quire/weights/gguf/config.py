@@ -17,10 +17,10 @@ from quire.weights.gguf.keys import Keys, experts
 
 _DENSE = re.compile(r"blk\.(\d{1,4})\.ffn_gate\.weight", re.ASCII)  # of a layer without experts
 _NO_MODELS = {
-    "mmproj": "the projector for images of another file",
+    "mmproj": "the vision tower for images of another file",
     "adapter": "an adapter for another model",
     "imatrix": "statistics for quantization",
-    "clip": "the projector for images of another file",
+    "clip": "the vision tower for images of another file",
 }
 # Architectures whose layers differ in what they have, and those whose layers all have experts
 _BY_LAYER = ("gemma3n", "gemma4", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe")
@@ -39,7 +39,8 @@ def keys_of(files: tuple[GgufFile, ...]) -> tuple[Keys, Architecture]:
     name = metadata.text("general.architecture")
     kind = _NO_MODELS.get(metadata.text("general.type") or "") or _NO_MODELS.get(name or "")
     if kind:
-        raise ConfigError(f"{metadata.where}: the file is {kind}, not a language model")
+        hint = "give the model's own file: the tower is found beside it" if "images" in kind else None
+        raise ConfigError(f"{metadata.where}: the file is {kind}, not a language model", hint)
     if name is None:
         raise ConfigError(f"{metadata.where}: the metadata names no architecture", "is the file complete?")
     if name not in ARCHITECTURES:

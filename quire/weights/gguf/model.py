@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from quire.weights.gguf.container import MAGIC, GgufFile
 from quire.weights.gguf.names import sizes_of
 from quire.weights.gguf.tensors import GgufTensors
 from quire.weights.gguf.tokenizer import FileTokens, end_tokens, read_tokens, tokenizer_of
+from quire.weights.gguf.tower import Tower, tower_beside
 from quire.weights.source import TokenizerData
 from quire.weights.templates import MAX_TEMPLATE_BYTES, MAX_TEMPLATES, read_template
 
@@ -84,7 +86,14 @@ class GgufModel:
         return files
 
     def config(self) -> dict[str, Any]:
-        return config_of(self._files, [] if self._tokens is None else end_tokens(self._tokens))
+        text = config_of(self._files, [] if self._tokens is None else end_tokens(self._tokens))
+        tower = self._tower
+        return text if tower is None or self._tokens is None else tower.config(text, self._tokens)
+
+    @cached_property
+    def _tower(self) -> Tower | None:
+        keys, _ = keys_of(self._files)
+        return tower_beside(self.path, keys, self._tokens)
 
     def generation_config(self) -> dict[str, Any]:
         metadata = self._files[0].metadata
@@ -105,8 +114,8 @@ class GgufModel:
         """Return None: no metadata says how texts become embeddings."""
 
     def image_processor(self) -> dict[str, Any]:
-        """Return {}: towers for images are in files of their own, which are not read."""
-        return {}
+        """Return what the file of the vision tower says; {} if there is none."""
+        return {} if self._tower is None else self._tower.processor()
 
     def chat_templates(self) -> dict[str, str]:
         """Return the templates of the metadata, or the one in a file beside: NAME.jinja for NAME.gguf."""
@@ -134,7 +143,12 @@ class GgufModel:
 
     def tensors(self) -> GgufTensors:
         keys, architecture = keys_of(self._files)
-        return GgufTensors.of(self.where, self._files, architecture, sizes_of(keys, architecture))
+        tower = self._tower
+        if tower is not None:
+            own = tower.kind.experts.get(keys.prefix, architecture.own)
+            architecture = replace(architecture, own=own)
+        found = GgufTensors.of(self.where, self._files, architecture, sizes_of(keys, architecture))
+        return found if tower is None else found.beside(tower.file, tower.tensors())
 
     def module_tensors(self, folder: str) -> GgufTensors:
         """Raise ConfigError: such a file has no modules."""

@@ -150,6 +150,7 @@ QWEN35_MOE = {
     **_GATED_SHARED,
     "ffn_gate_inp": "mlp.gate",
 }
+QWEN3_VL_MOE = {**_fused("mlp.experts", "down_proj"), "ffn_gate_inp": "mlp.gate"}
 QWEN_PREDICTING = {  # whose experts are one by one in Qwen3.5 as well
     f"ffn_{part}_exps.weight": f"mlp.experts.*.{part}_proj.weight" for part in ("gate", "up", "down")
 }

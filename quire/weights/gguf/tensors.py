@@ -10,7 +10,7 @@ import math
 import mmap
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -47,7 +47,7 @@ class GgufTensor:
     def shape(self) -> tuple[int, ...]:
         """The shape in the model's world: floats may be transposed there, codes are always [..., out, in]."""
         shape = self.parts[0].shape if self.expert is None else self.parts[0].shape[1:]
-        if len(self.parts) > 1:
+        if len(self.parts) > 1 and self.change.form != "frames":
             axis = len(shape) - (2 if self._is_matrix else 1)
             shape = (*shape[:axis], shape[axis] * len(self.parts), *shape[axis + 1 :])
         if self.change.transposed and self.storage.is_float:
@@ -101,7 +101,7 @@ class GgufTensors(Tensors):
     def of(
         cls, where: str, files: tuple[GgufFile, ...], architecture: Architecture, sizes: Sizes
     ) -> GgufTensors:
-        """Name the tensors of files."""
+        """Name the tensors of the files of a text model."""
         found: dict[str, GgufTensor] = {}
         for file in files:
             for header in file.tensors.values():
@@ -109,6 +109,10 @@ class GgufTensors(Tensors):
                     for name, tensor in _named(header, naming_of(architecture, sizes, header.name)):
                         _add(found, name, replace(tensor, alternating=architecture.alternating))
         return cls(where, files, found)
+
+    def beside(self, file: GgufFile, tensors: Mapping[str, GgufTensor]) -> GgufTensors:
+        """Return these tensors and those of another file of the model."""
+        return GgufTensors(self._where, (*self._files, file), {**tensors, **self._tensors})
 
     @property
     def where(self) -> str:
@@ -223,7 +227,10 @@ def _rows(tensor: GgufTensor, part: TensorHeader) -> Array:
 
 
 def _joined(tensor: GgufTensor, parts: list[Array]) -> Array:
-    """Return the rows of two tensors; a bias of each expert alternates by number."""
+    """Return the rows of two tensors; a bias of each expert alternates by number, frames by kernel."""
+    if tensor.change.form == "frames":
+        kernels = [part.reshape(math.prod(tensor.shape[:2]), -1) for part in parts]
+        return np.stack(kernels, axis=1).reshape(-1, parts[0].shape[1])
     if not tensor.alternating:
         return np.concatenate(parts)
     if not tensor.parts[0].name.endswith(".bias"):
@@ -237,6 +244,8 @@ def _floats(tensor: GgufTensor, rows: Array) -> Dense:
     kind = DTYPES[_FLOATS[tensor.parts[0].type.name]]
     array = tensor.change.restored(np.require(rows, requirements="C").reshape(-1).view(kind))
     shape = tensor.shape
+    if tensor.change.form == "pixels":
+        array = array.reshape(tensor.parts[0].shape).transpose(0, 2, 3, 1)
     if not tensor.change.transposed:
         array = array.reshape(shape)
         order = tensor.change.columns

@@ -1,0 +1,131 @@
+"""The vision tower of a model in GGUF files, which is in a file beside them (mmproj-F16.gguf): its part of
+config.json, and its tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ConfigError
+from quire.weights.gguf.changes import PLAIN
+from quire.weights.gguf.choice import towers_by_preference
+from quire.weights.gguf.container import GgufFile, TensorHeader
+from quire.weights.gguf.keys import Keys
+from quire.weights.gguf.tensors import GgufTensor
+from quire.weights.gguf.tokenizer import FileTokens
+from quire.weights.gguf.tower_kinds import KINDS, TowerKind, deep_layers
+
+_OF_LAYER = re.compile(r"(v\.(blk|deepstack)\.)(\d{1,4})(\..+)", re.ASCII)
+_BOUNDS = (".input_min", ".input_max", ".output_min", ".output_max")  # of what a matrix takes and gives
+_SOUND = ("a.", "mm.a.")  # begin the names of tensors for sound, which is not computed
+_SECOND_FRAME = "v.patch_embd.weight.1"
+_EXCHANGED = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tower:
+    """The vision tower in a file, for the text model with the metadata `text`."""
+
+    file: GgufFile
+    kind: TowerKind
+    keys: Keys
+    text: Keys
+
+    def config(self, text: dict[str, Any], tokens: FileTokens) -> dict[str, Any]:
+        """Return the configuration of the whole model, with that of its text model."""
+        fields = self.kind.fields(self.keys, self.text)
+        sections = self.text.value("rope.dimension_sections")
+        if sections is not None and len(sections) > 2:
+            scaling = text.get("rope_scaling") or {"rope_type": "default"}
+            text = {**text, "rope_scaling": {**scaling, "mrope_section": sections.tolist()[:3]}}
+        return {
+            **{name: text[name] for name in ("tie_word_embeddings", "eos_token_id") if name in text},
+            **fields,
+            "architectures": [self.kind.composites[self.text.prefix]],
+            "image_token_id": tokens.vocabulary[self.kind.token],
+            "text_config": {**text, **fields["text_config"]},
+        }
+
+    def processor(self) -> dict[str, Any]:
+        """Return how images are resized, in the terms of preprocessor_config.json."""
+        metadata, prefix = self.keys.metadata, self.keys.prefix
+        stated = {
+            **{f"{end}_pixels": self.keys.optional_size(f"image_{end}_pixels") for end in ("min", "max")},
+            **{name: metadata.numbers(f"{prefix}.{name}") for name in ("image_mean", "image_std")},
+        }
+        known = {name: value for name, value in stated.items() if value}
+        return {"do_resize": True, **self.kind.processor, **known}
+
+    def tensors(self) -> dict[str, GgufTensor]:
+        """Return the tensors by their names in the model; unknown ones keep theirs."""
+        return {
+            self._named(header.name): self._tensor(header)
+            for header in self.file.tensors.values()
+            if not header.name.startswith(_SOUND) and header.name != _SECOND_FRAME
+        }
+
+    def _named(self, name: str) -> str:
+        plain, number = name, ""
+        if found := _OF_LAYER.fullmatch(name):
+            plain, number = f"{found[1]}*{found[4]}", found[3]
+            if found[2] == "deepstack" and (deep := deep_layers(self.keys)).count(int(number)):
+                number = str(deep.index(int(number)))
+        if self._is_exchanged:
+            plain = re.sub("ffn_up|ffn_down", lambda part: _EXCHANGED[part[0]], plain)
+        if (whole := self.kind.names.get(plain)) is None:
+            part, _, end = plain.rpartition(".")
+            if (module := self.kind.names.get(part)) is None:
+                return name
+            whole = f"{module.removesuffix('.linear') if plain.endswith(_BOUNDS) else module}.{end}"
+        return whole.replace("*", number)
+
+    @property
+    def _is_exchanged(self) -> bool:
+        """True in files of the first converters, which call each matrix of an MLP as the other one."""
+        down, hidden = self.file.tensors.get("v.blk.0.ffn_down.weight"), self.keys.size("embedding_length")
+        return down is not None and down.shape[-1] == hidden != down.shape[0]
+
+    def _tensor(self, header: TensorHeader) -> GgufTensor:
+        change = self.kind.changes.get(header.name, PLAIN)
+        if header.name.endswith(_BOUNDS):
+            change = replace(change, form="scalar")
+        if change.form != "frames":
+            return GgufTensor((header,), change=change)
+        second = self.file.tensors.get(_SECOND_FRAME)
+        if second is None or second.shape != header.shape or second.type != header.type:
+            raise ConfigError(f"{self.file.path}: has no {_SECOND_FRAME} like {header.name}")
+        return GgufTensor((header, second), change=change)
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Return the names of what is in a folder; none if it cannot be read."""
+    try:
+        return [found.name for found in folder.iterdir()]
+    except OSError:
+        return []
+
+
+def tower_beside(path: Path, text: Keys, tokens: FileTokens | None) -> Tower | None:
+    """Return the tower in a file beside that of a model; None if none there is of its kind and width.
+
+    Of several that fit, it is the first by preference. It may be in the folder above, as in repositories that
+    have models in folders by their types. Raises ConfigError for a file that cannot be read.
+    """
+    if tokens is None or not any(text.prefix in kind.composites for kind in KINDS.values()):
+        return None
+    folders = path.absolute().parents[:2]
+    names = [towers_by_preference(_names_in(folder)) for folder in folders]
+    for place in (folder / name for folder, found in zip(folders, names, strict=True) for name in found):
+        file = GgufFile.open(place)
+        keys = Keys(file.metadata, "clip.vision", file.tensors)
+        kind = KINDS.get(keys.text("projector_type") or file.metadata.text("clip.projector_type") or "")
+        if kind is None or text.prefix not in kind.composites or kind.token not in tokens.vocabulary:
+            continue
+        last, axis = kind.last
+        shape = file.tensors[last].shape if last in file.tensors else ()
+        if len(shape) == 2 and shape[axis] == text.size("embedding_length"):
+            return Tower(file, kind, keys, text)
+    return None

@@ -1,0 +1,197 @@
+"""The kinds of vision towers in GGUF files: their tensors, and what config.json would say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.errors import ConfigError
+from quire.weights.gguf import tables
+from quire.weights.gguf.changes import Alteration
+from quire.weights.gguf.keys import Keys
+
+Fields = Callable[[Keys, Keys], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TowerKind:
+    """A kind of towers.
+
+    `composites` are the architectures of whole models by those of their text models, `experts` the names of
+    experts in those that have them in other tensors than the text model alone. `token` stands for images in
+    their vocabularies. `names` are those of modules and tensors, with * for the number of a layer. `last` is
+    the matrix that gives embeddings of the text model, and its axis of their numbers. `fields` makes those of
+    config.json from the metadata of a tower and of a text model, with text_config what it adds to that.
+    `processor` is how images are resized where a file does not say it. `changes` are those of tensors.
+    """
+
+    composites: Mapping[str, str]
+    token: str
+    names: Mapping[str, str]
+    last: tuple[str, int]
+    fields: Fields
+    processor: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Alteration] = field(default_factory=dict)
+    experts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+def _gemma3(tower: Keys, text: Keys) -> dict[str, Any]:
+    size, patch = tower.size("image_size"), tower.size("patch_size")
+    side = size // patch // tower.size("projector.scale_factor", 4)
+    vision = {
+        "hidden_size": tower.size("embedding_length"),
+        "intermediate_size": tower.size("feed_forward_length"),
+        "num_hidden_layers": tower.layers,
+        "num_attention_heads": tower.heads,
+        "image_size": size,
+        "patch_size": patch,
+        "layer_norm_eps": tower.number("attention.layer_norm_epsilon"),
+    }
+    return {"vision_config": vision, "mm_tokens_per_image": side**2, "text_config": {}}
+
+
+def _qwen3_vl(tower: Keys, text: Keys) -> dict[str, Any]:
+    vision = {
+        "depth": tower.layers,
+        "hidden_size": tower.size("embedding_length"),
+        "intermediate_size": tower.size("feed_forward_length"),
+        "num_heads": tower.heads,
+        "patch_size": tower.size("patch_size"),
+        "spatial_merge_size": tower.size("spatial_merge_size", 2),
+        "temporal_patch_size": 2,
+        "out_hidden_size": text.size("embedding_length"),
+        "num_position_embeddings": tower.rows("v.position_embd.weight"),
+        "deepstack_visual_indexes": deep_layers(tower),
+    }
+    return {"vision_config": vision, "text_config": {}}
+
+
+def _gemma4(tower: Keys, text: Keys) -> dict[str, Any]:
+    heads, positions = tower.heads, tower.tensors.get("v.position_embd.weight")
+    queries, keys = (tower.rows(f"v.blk.0.attn_{part}.weight") for part in "qk")
+    if positions is None or len(positions.shape) != 3 or not queries or not keys or queries % heads:
+        raise ConfigError(f"{tower.metadata.where}: has no positions, queries or keys", "is it complete?")
+    vision = {
+        "hidden_size": tower.size("embedding_length"),
+        "intermediate_size": tower.size("feed_forward_length"),
+        "num_hidden_layers": tower.layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": max(1, keys * heads // queries),
+        "head_dim": queries // heads,
+        "rms_norm_eps": tower.number("attention.layer_norm_epsilon"),
+        "patch_size": tower.size("patch_size"),
+        "pooling_kernel_size": tower.size("projector.scale_factor", 3),
+        "position_embedding_size": positions.shape[1],
+        "standardize": "v.std_bias" in tower.tensors,
+        "use_clipped_linears": any(name.endswith(".input_max") for name in tower.tensors),
+    }
+    # What no file states: in the models with inputs of each layer, tokens of an image see those before them
+    seen = None if text.optional_size("embedding_length_per_layer_input") else "vision"
+    return {"vision_config": vision, "text_config": {"use_bidirectional_attention": seen}}
+
+
+def deep_layers(tower: Keys) -> list[int]:
+    """Return the layers of Qwen's tower that also give something to the first layers of the text model."""
+    return [layer for layer in range(tower.layers) if f"v.deepstack.{layer}.fc1.weight" in tower.tensors]
+
+
+def _layers(module: str, names: Mapping[str, str]) -> dict[str, str]:
+    return {f"v.blk.*.{part}": f"{module}.{name}" for part, name in names.items()}
+
+
+_GEMMA3, _VISUAL, _GEMMA4 = (
+    {
+        "v.patch_embd": "model.vision_tower.embeddings.patch_embedding",
+        "v.position_embd": "model.vision_tower.embeddings.position_embedding",
+        **_layers(
+            "model.vision_tower.encoder.layers.*",
+            {
+                "ln1": "layer_norm1",
+                **{f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"},
+                "attn_out": "self_attn.out_proj",
+                "ln2": "layer_norm2",
+                "ffn_up": "mlp.fc1",
+                "ffn_down": "mlp.fc2",
+            },
+        ),
+        "v.post_ln": "model.vision_tower.post_layernorm",
+        "mm.soft_emb_norm": "model.multi_modal_projector.mm_soft_emb_norm",
+        "mm.input_projection.weight": "model.multi_modal_projector.mm_input_projection_weight",
+    },
+    {
+        "v.patch_embd": "model.visual.patch_embed.proj",
+        "v.position_embd": "model.visual.pos_embed",
+        **_layers(
+            "model.visual.blocks.*",
+            {
+                "ln1": "norm1",
+                "attn_qkv": "attn.qkv",
+                "attn_out": "attn.proj",
+                "ln2": "norm2",
+                "ffn_up": "mlp.linear_fc1",
+                "ffn_down": "mlp.linear_fc2",
+            },
+        ),
+        "v.deepstack.*.norm": "model.visual.deepstack_merger_list.*.norm",
+        "v.deepstack.*.fc1": "model.visual.deepstack_merger_list.*.linear_fc1",
+        "v.deepstack.*.fc2": "model.visual.deepstack_merger_list.*.linear_fc2",
+        "v.post_ln": "model.visual.merger.norm",
+        "mm.0": "model.visual.merger.linear_fc1",
+        "mm.2": "model.visual.merger.linear_fc2",
+    },
+    {
+        "v.patch_embd": "model.vision_tower.patch_embedder.input_proj",
+        "v.position_embd.weight": "model.vision_tower.patch_embedder.position_embedding_table",
+        **_layers(
+            "model.vision_tower.encoder.layers.*",
+            {
+                "ln1": "input_layernorm",
+                **{f"attn_{part}": f"self_attn.{part}_proj.linear" for part in "qkv"},
+                **{f"attn_{part}_norm": f"self_attn.{part}_norm" for part in "qk"},
+                "attn_out": "self_attn.o_proj.linear",
+                "attn_post_norm": "post_attention_layernorm",
+                "ln2": "pre_feedforward_layernorm",
+                **{f"ffn_{part}": f"mlp.{part}_proj.linear" for part in ("gate", "up", "down")},
+                "ffn_post_norm": "post_feedforward_layernorm",
+            },
+        ),
+        "v.std_bias": "model.vision_tower.std_bias",
+        "v.std_scale": "model.vision_tower.std_scale",
+        "mm.input_projection": "model.embed_vision.embedding_projection",
+    },
+)
+# By what a file calls its projector
+KINDS = {
+    "gemma3": TowerKind(
+        {"gemma3": "Gemma3ForConditionalGeneration"},
+        "<image_soft_token>",
+        _GEMMA3,
+        ("mm.input_projection.weight", 1),
+        _gemma3,
+        changes={"mm.soft_emb_norm.weight": Alteration(numbers="plus one")},
+    ),
+    "qwen3vl_merger": TowerKind(
+        {
+            "qwen3vl": "Qwen3VLForConditionalGeneration",
+            "qwen3vlmoe": "Qwen3VLMoeForConditionalGeneration",
+            "qwen35": "Qwen3_5ForConditionalGeneration",
+            "qwen35moe": "Qwen3_5MoeForConditionalGeneration",
+        },
+        "<|image_pad|>",
+        _VISUAL,
+        ("mm.2.weight", 0),
+        _qwen3_vl,
+        {"size": {"shortest_edge": 1 << 16, "longest_edge": 1 << 24}},  # pixels, as of the published models
+        {"v.patch_embd.weight": Alteration(form="frames")},
+        {"qwen3vlmoe": tables.QWEN3_VL_MOE},
+    ),
+    "gemma4v": TowerKind(
+        {"gemma4": "Gemma4ForConditionalGeneration"},
+        "<|image|>",
+        _GEMMA4,
+        ("mm.input_projection.weight", 0),
+        _gemma4,
+        changes={"v.patch_embd.weight": Alteration(form="pixels")},
+    ),
+}

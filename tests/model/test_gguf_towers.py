@@ -1,0 +1,175 @@
+"""Models that see, in GGUF files: a text model and the vision tower beside it are those of the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_vision as own
+from gguf_towers import write_both
+
+from quire import LLM, SamplingParams
+from quire.errors import ConfigError
+from quire.models import Model, read_model
+from quire.program import Program
+from quire.weights.hub import open_model
+from quire.weights.load import load
+from quire.weights.plan import plan
+
+MOE: dict[str, Any] = {
+    **own.CONFIG,
+    "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+    "model_type": "qwen3_vl_moe",
+    "text_config": {
+        **own.CONFIG["text_config"],
+        "model_type": "qwen3_vl_moe_text",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+    },
+    "vision_config": {**own.CONFIG["vision_config"], "depth": 3, "deepstack_visual_indexes": [0, 2]},
+}
+_ROPES = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+# What the metadata of text models states
+_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+GEMMA3 = {
+    **own.CONFIG3,
+    "text_config": {**own.CONFIG3["text_config"], "layer_types": _KINDS, "rope_theta": 1e6},
+}
+STATED = {"rope_parameters": _ROPES, "num_kv_shared_layers": 0, "final_logit_softcapping": 30.0}
+POSITIONS = {"position_embedding_size": 1024}  # for as many tokens of an image as files mean, stating none
+GEMMA4, GEMMA4E = (
+    {
+        **config,
+        "text_config": {**STATED, **config["text_config"]},
+        "vision_config": {**config["vision_config"], **POSITIONS},
+    }
+    for config in (own.CONFIG4, own.CONFIG4E)
+)
+SEEING: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
+    "qwen3_vl": (own.write_qwen3_vl, own.CONFIG),
+    "qwen3_vl_moe": (own.write_qwen3_vl, MOE),
+    "gemma3": (own.write_gemma3, GEMMA3),
+    "gemma4": (own.write_gemma4, GEMMA4),
+    "gemma4e": (own.write_gemma4, GEMMA4E),
+}
+
+
+def checkpoint(name: str, folder: Path) -> Path:
+    write, config = SEEING[name]
+    return write(folder, config)
+
+
+def vision_of(model: Model) -> Any:
+    assert model.vision is not None
+    return model.vision
+
+
+def loaded(source: Any, program: Program) -> dict[str, np.ndarray]:
+    """All weights of a program in float32, and none besides those of the whole model."""
+    found = load(plan(program.weights(), source.tensors(), ignored=("*",)))
+    return {name: weight.dense() for name, weight in found.items()}
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_both_programs_and_their_weights(name: str, tmp_path: Path) -> None:
+    folder = checkpoint(name, tmp_path / "gemma4_e")
+    source, other = open_model(str(write_both(folder, tmp_path / "gguf"))), open_model(str(folder))
+    model = read_model(source.config(), source.image_processor())
+    expected = read_model(other.config(), other.image_processor())
+    assert repr([*model.program]) == repr([*expected.program])
+    tower, known = vision_of(model), vision_of(expected)
+    assert repr([*tower.program]) == repr([*known.program])
+    assert (tower.token, tower.num_added, tower.written, tower.whole) == (
+        *(known.token, known.num_added, known.written, known.whole),
+    )
+    for ours, theirs in ((model.program, expected.program), (tower.program, known.program)):
+        weights, reference = loaded(source, ours), loaded(other, theirs)
+        assert weights.keys() == reference.keys()
+        for key, weight in weights.items():
+            np.testing.assert_allclose(weight, reference[key], atol=1e-6, err_msg=key)
+    specs = [spec for each in (model.program, tower.program) for spec in each.weights().values()]
+    assert {*source.tensors()} <= {name for spec in specs for name in (spec.name, *spec.sources)}
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3", "gemma4"])
+def test_answers_about_an_image(name: str, tmp_path: Path) -> None:
+    """With images of one size for both: a file states no least number of pixels, or most tokens."""
+    folder = checkpoint(name, tmp_path / "gemma4_e")
+    if name != "gemma3":
+        unstated = {"qwen3_vl": ("size",), "gemma4": ("max_soft_tokens",)}[name]
+        path = folder / "preprocessor_config.json"
+        stated = json.loads(path.read_text())
+        path.write_text(json.dumps({key: value for key, value in stated.items() if key not in unstated}))
+    pixels = {"clip.vision.image_min_pixels": 56 * 56, "clip.vision.image_max_pixels": 28 * 28 * 1280}
+    image = {"type": "image_url", "image_url": {"url": own.data_url(own.picture(1, 64, 64))}}
+    messages = [{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}]
+    sampling = SamplingParams(temperature=0.0, max_tokens=8)
+    found = []
+    for model in (folder, write_both(folder, tmp_path / "gguf", **(pixels if name == "qwen3_vl" else {}))):
+        with LLM(str(model), device="native", max_model_len=2048) as llm:
+            (answer,) = llm.chat(messages, sampling, use_tqdm=False)
+            found.append((answer.prompt_token_ids, answer.outputs[0].token_ids))
+    assert found[0] == found[1]
+    assert len(found[0][0]) > 16
+
+
+def seen(path: Path) -> Model:
+    source = open_model(str(path))
+    return read_model(source.config(), source.image_processor())
+
+
+def test_the_first_converters_exchanged_the_matrices_of_mlps(tmp_path: Path) -> None:
+    folder = checkpoint("gemma3", tmp_path / "plain")
+    path = write_both(folder, tmp_path / "gguf", exchanged=True)
+    source = open_model(str(path))
+    program = vision_of(seen(path)).program
+    for key, weight in loaded(source, program).items():
+        np.testing.assert_allclose(weight, loaded(open_model(str(folder)), program)[key], atol=1e-6)
+
+
+def test_which_file_beside_a_model_has_its_tower(tmp_path: Path) -> None:
+    """One of its kind and width, as published if there are several; otherwise the model reads text."""
+    folder, other = (checkpoint(name, tmp_path / name) for name in ("qwen3_vl", "gemma3"))
+    path = write_both(folder, tmp_path / "gguf", "m.mmproj-Q8_0.gguf")
+    tower = path.parent / "m.mmproj-Q8_0.gguf"
+    assert vision_of(seen(path)).patching.patch == 4
+    write_both(folder, tmp_path / "more", "mmproj-F16.gguf", **{"clip.vision.image_mean": [0.25] * 3})
+    (tmp_path / "more" / "mmproj-F16.gguf").rename(path.parent / "mmproj-F16.gguf")
+    assert vision_of(seen(path)).patching.normalization.mean == (0.25,) * 3
+    (path.parent / "mmproj-F16.gguf").rename(tmp_path / "mmproj-F16.gguf")
+    assert vision_of(seen(path)).patching.normalization.mean == (0.5,) * 3
+    tower.rename(tmp_path / "aside")
+    assert vision_of(seen(path)).patching.normalization.mean == (0.25,) * 3
+    (tmp_path / "mmproj-F16.gguf").unlink()
+    write_both(other, tmp_path / "other")
+    (tmp_path / "other" / "mmproj-F32.gguf").rename(tower)
+    assert seen(path).vision is None
+    for key, value in (("clip.projector_type", "pixtral"), ("clip.vision.projector_type", "gemma4v")):
+        write_both(folder, tmp_path / "gguf", "m.mmproj-Q8_0.gguf", **{key: value})
+        assert seen(path).vision is None
+    tower.write_bytes((tmp_path / "aside").read_bytes()[:-100])
+    with pytest.raises(ConfigError, match="mmproj-Q8_0"):
+        seen(path)
+
+
+def test_a_tower_without_its_second_frame(tmp_path: Path) -> None:
+    path = write_both(
+        checkpoint("qwen3_vl", tmp_path / "plain"), tmp_path / "gguf", left_out="v.patch_embd.weight.1"
+    )
+    with pytest.raises(ConfigError, match=r"has no v\.patch_embd\.weight\.1"):
+        open_model(str(path)).tensors()
+
+
+def test_a_model_without_the_token_of_images_reads_text(tmp_path: Path) -> None:
+    folder = checkpoint("gemma3", tmp_path / "plain")
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace("<image_soft_token>", "<other>"))
+    assert seen(write_both(folder, tmp_path / "gguf")).vision is None
