@@ -15,7 +15,7 @@ from typing import Any
 from quire.environment import user_path
 from quire.errors import ConfigError, ContextOverflow, RequestError, did_you_mean, quoted
 from quire.grammar.compiler import GrammarCompiler
-from quire.images.prompt import PromptImages, Source, given, take_images
+from quire.images.prompt import NO_IMAGES, SEEING, PromptImages, Source, given, take_images
 from quire.images.work import EncodingWork
 from quire.models.model import Model
 from quire.models.purpose import check_task
@@ -263,9 +263,8 @@ class Frontend:
         return self._with_images(Encoded(tuple(ids), rendered.text), sources)
 
     def _blind(self, sources: Sequence[Source]) -> RequestError:
-        hint = "ask one that sees: it has preprocessor_config.json, and max_images must not be 0"
         where = sources[0].where
-        return RequestError(f"{where}: this model reads no images", hint, where)
+        return RequestError(f"{where}: {NO_IMAGES}", SEEING, where)
 
     def _written(self, segments: Sequence[Segment]) -> Iterable[Segment]:
         """Return the text of a template with what the model's own processor writes for each image."""

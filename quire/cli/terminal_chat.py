@@ -16,7 +16,7 @@ from quire.cli.shown_answer import ShownAnswer
 from quire.cli.terminal import complain, counted, note
 from quire.environment import user_path
 from quire.errors import ConfigError, RequestError
-from quire.images.prompt import image_part
+from quire.images.prompt import NO_IMAGES, SEEING, image_part
 from quire.images.reader import MAX_BYTES
 from quire.outputs import drafts_in_words
 from quire.regular_file import read_limited
@@ -149,7 +149,7 @@ class TerminalChat:
         if self.raw:
             raise RequestError("an image needs a chat template, and none is in use")
         if not self.llm.frontend.sees:
-            raise RequestError("this model reads no images", "choose one that does, such as Qwen3-VL")
+            raise RequestError(NO_IMAGES, SEEING)
         self.images.append(image)
 
     def _attach_file(self, name: str) -> None:

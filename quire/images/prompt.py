@@ -13,6 +13,11 @@ from quire.images.patches import Patching
 from quire.images.reader import ImageReader, Pixels
 from quire.types import PromptImage
 
+NO_IMAGES = "this model reads no images"
+SEEING = (
+    "ask one that sees: it has preprocessor_config.json, or beside a GGUF file that of its vision tower "
+    "(mmproj), and max_images is not 0"
+)
 DIGEST_BYTES = 16
 _KINDS = ("image", "image_url")
 _HINT = 'give {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}'
