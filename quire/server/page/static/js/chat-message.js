@@ -1,9 +1,11 @@
 // A message, what can be done with it, and the receipt of an answer.
 
 import { html, useEffect, useRef, useState } from "../vendor/preact.js";
+import { AddImages, Images, imageOf } from "./chat-images.js";
 import { add, anySeed, answer, update, wrongOf } from "./chat-store.js";
 import { Code, Copy, Markdown, memo } from "./chat-text.js";
 import { integer, ms, number } from "./format.js";
+import { live } from "./live.js";
 import { ownerOf } from "./parts.js";
 import { Receipt } from "./receipt.js";
 
@@ -43,15 +45,37 @@ function Summary({ timings, usage, finish, seed, tag, model }) {
   </details>`;
 }
 
-/** A text to write and to send: Enter sends, Shift+Enter breaks. */
-export function Box({ label, place, action, first = "", busy, onSend, onCancel, children }) {
+/** A text to write and to send: Enter sends, Shift+Enter breaks. With `sees` images go with it. */
+export function Box({ label, place, action, first = "", busy, sees, onSend, onCancel, children }) {
   const [text, setText] = useState(first);
+  const [images, setImages] = useState([]);
+  const [error, setError] = useState("");
   const area = useRef(null);
   useEffect(() => first && area.current.focus(), []);
   const send = (event) => {
     event.preventDefault();
     if (busy) onSend();
-    else if (text.trim() && onSend(text) !== false) setText("");
+    else if (text.trim() && onSend(text, images) !== false) {
+      setText("");
+      setImages([]);
+    }
+  };
+  const take = async (files) => {
+    setError("");
+    for (const file of files)
+      try {
+        const url = await imageOf(file);
+        setImages((others) => [...others, url]);
+      } catch ({ message }) {
+        setError(message);
+      }
+    area.current.focus();
+  };
+  const given = (event) => {
+    const { files = [] } = event.clipboardData ?? event.dataTransfer;
+    if (!files.length || !sees || !live.facts?.model?.sees) return;
+    event.preventDefault();
+    take([...files]);
   };
   const key = (event) => {
     if (event.key === "Escape") onCancel?.();
@@ -59,9 +83,14 @@ export function Box({ label, place, action, first = "", busy, onSend, onCancel, 
     if (busy) event.preventDefault();
     else send(event);
   };
-  return html`<form class=${`box ${place}`} onSubmit=${send}>
+  const remove = (at) => setImages(images.filter((_, other) => other !== at));
+  return html`<form class=${`box ${place}`} onSubmit=${send} onPaste=${given} onDrop=${given}
+      onDragOver=${(event) => sees && event.preventDefault()}>
+    ${error && html`<p class="problem" role="alert">${error}</p>`}
+    <${Images} images=${images} onRemove=${remove} />
     <textarea ref=${area} rows=${Math.min(8, text.split("\n").length)} value=${text} onKeyDown=${key}
       aria-label=${label} placeholder=${label} onInput=${({ target }) => setText(target.value)}></textarea>
+    ${sees && html`<${AddImages} onFiles=${take} />`}
     <button class="primary" disabled=${!busy && !text.trim()}>${action}</button>${children}</form>`;
 }
 
@@ -126,7 +155,10 @@ export const Message = memo(({ talk, node, at, count, before, after, busy }) => 
       editing
         ? html`<${Box} label="Message" action="Ask again" first=${content} onSend=${edited} onCancel=${close}>
             ${quiet("Cancel", close)}<//>`
-        : content && html`<div class=${`text ${own && !plain ? "" : "plain"}`} dir="auto">${text}</div>`
+        : html`<${Images} images=${node.images} />${
+            content &&
+            html`<div class=${`text ${own && !plain ? "" : "plain"}`} dir="auto">${text}</div>`
+          }`
     }
     ${calls.map(
       ({ name, args }) => html`<${Code} place="call" title=${`Calls ${name}`} text=${pretty(args)} />`,

@@ -1,6 +1,7 @@
 // The conversations of this browser, and how they are answered.
 
 import { ask, chosen } from "./api.js";
+import { isImage } from "./chat-images.js";
 import { news } from "./live.js";
 
 const KEY = "quire-chat:";
@@ -26,7 +27,7 @@ const FULL = {
 // children the one picked last is shown. Nodes are replaced, not changed: the same node is not drawn again.
 const NODE = {
   ...texts("id parent role content reasoning callId finish error tag model"),
-  ...{ picked: 0, seed: 0, usage: {}, timings: {}, calls: [texts("id name args")] },
+  ...{ picked: 0, seed: 0, usage: {}, timings: {}, calls: [texts("id name args")], images: [""] },
 };
 const TALK = { id: "", title: "", at: 0, setup: {}, nodes: [NODE] };
 
@@ -54,6 +55,7 @@ function cleaned(value) {
   const talk = fit(value, TALK);
   const seen = new Set([""]);
   talk.nodes = talk.nodes.filter(({ id, parent }) => seen.has(parent) && !seen.has(id) && seen.add(id));
+  for (const node of talk.nodes) node.images = node.images.filter(isImage);
   return talk;
 }
 
@@ -178,7 +180,11 @@ export function wrongOf({ setup }) {
   }
 }
 
-function messageOf({ role, content, reasoning, calls, callId }) {
+function messageOf({ role, content, reasoning, calls, callId, images }) {
+  if (images.length) {
+    const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+    return { role, content: [...parts, { type: "text", text: content }] };
+  }
   if (role !== "assistant") return { role, content, tool_call_id: callId || undefined };
   const called = calls.map(({ id, name, args }) => {
     return { id, type: "function", function: { name, arguments: args } };

@@ -150,9 +150,9 @@ function Live() {
   const close = () => setPanel(null);
   const call = busy ? null : unanswered(shown);
   const wrong = store.wrongOf(talk) ?? problem;
-  const send = (content) => {
+  const send = (content, images) => {
     close();
-    return say(talk, { parent: last?.id, content, ...(call && { role: "tool", callId: call.id }) });
+    return say(talk, { parent: last?.id, content, images, ...(call && { role: "tool", callId: call.id }) });
   };
   const begin = () => {
     close();
@@ -183,7 +183,7 @@ function Live() {
     <p class="visually-hidden" role="status">${busy ? "Answering" : SAID[last?.finish]}</p>
     ${wrong && html`<${Problem} error=${wrong} />`}
     <${Box} key=${talk.id} place="composer" label=${call ? `Result of ${call.name}` : "Message"}
-      action=${busy ? "Stop" : "Send"} busy=${busy} onSend=${busy ? stop : send} />
+      action=${busy ? "Stop" : "Send"} busy=${busy} sees=${!call} onSend=${busy ? stop : send} />
     <p class="note about">${Object.keys(talk.setup)
       .filter((name) => talk.setup[name])
       .join(", ")}<span>${
@@ -196,7 +196,7 @@ function Live() {
 function Recorded() {
   useLive();
   const message = (role, content, more) => {
-    const node = { role, content, calls: [], usage: {}, timings: {}, ...more };
+    const node = { role, content, calls: [], images: [], usage: {}, timings: {}, ...more };
     return html`<${Message} node=${node} />`;
   };
   return html`<${Messages}>${answers
