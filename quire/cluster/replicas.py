@@ -111,8 +111,8 @@ class Replicas:
 
     @property
     def numbers(self) -> list[int]:
-        """The replicas that run, also while they are drained or restarted."""
-        return list(self._replicas)
+        """The replicas that run, also while they are drained or restarted; not those that were given up."""
+        return [number for number, status in self.statuses.items() if status.state != "stopped"]
 
     def all(self) -> list[PlacedEngine]:
         """Return all replicas, those that start for the first time among them, by number."""
@@ -322,9 +322,9 @@ class Replicas:
 
         Those that were given up go first. Raises ConfigError or EngineDead for one that does not start.
         """
-        kept = sorted(self._replicas.values(), key=lambda one: (one.status.state == "stopped", one.number))
-        for replica in reversed(kept[count:]):
-            await self._stop(replica.number)
+        runs = self.numbers
+        for number in [*(self._replicas.keys() - runs), *reversed(runs[count:])]:
+            await self._stop(number)
         free = [number for number in range(len(self.places)) if number not in self._replicas]
         free = free[: max(0, count - len(self._replicas))]
         ended = await asyncio.gather(*map(self._start, free), return_exceptions=True)

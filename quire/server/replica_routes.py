@@ -160,7 +160,7 @@ async def scale(request: Request) -> Response:
 @describes("Replace all replicas, one after the other", reply=ReplicaList)
 async def restart_all(request: Request) -> Response:
     several = _idle_replicas(request)
-    numbers = several.numbers
+    numbers = list(several.statuses)
     _check_others(several, numbers)
     return _begin(several, "restarting all replicas", several.restart(numbers))
 
@@ -170,8 +170,8 @@ async def restart(request: Request) -> Response:
     """Drain a replica, end its process, start another in its place; reply before that is done."""
     several = _idle_replicas(request)
     number = request.path_params["number"]
-    if number not in several.numbers:
-        raise NotFound(f"replica {number} does not run", f"these do: {', '.join(map(str, several.numbers))}")
+    if number not in several.statuses:
+        raise NotFound(f"replica {number} does not run", f"these do: {', '.join(map(str, several.statuses))}")
     _check_others(several, [number])
     return _begin(several, f"restarting replica {number}", several.restart([number]))
 

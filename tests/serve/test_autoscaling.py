@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 
-from remote_engines import LIMIT_S, NULL, follow, request, run
+from remote_engines import LIMIT_S, NULL, QUICK, follow, request, run, until
 from replica_engines import LAW, operation, replicas
 
 from quire.cluster.autoscaling import INTERVAL_S, Autoscaler
@@ -42,5 +45,28 @@ def test_engines_start_and_stop_with_the_load() -> None:
             await until(0, lambda: len(several.numbers) == 1)
             assert [len(await follow(stream)) for stream in streams] == [200] * 6
             assert scaler.changes[0].before == scaler.changes[-1].after == 1
+
+    run(check())
+
+
+def test_what_was_given_up_is_replaced() -> None:
+    """A replica that is not restarted any more does not count: another one is started in its place."""
+
+    async def check() -> None:
+        scaler = Autoscaler(LatencyGoal(2.0), NULL, 2, 2)
+        policy = replace(QUICK, max_deaths=1)
+        async with replicas(2, drain_s=0.0, autoscaler=scaler, policy=policy) as (several, _):
+            await scaler.close()
+            several.all()[0].engine.status.law = LAW
+            scaler.look(several, 0.0)
+            assert not scaler.changes
+            pid = several.statuses[1].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: several.statuses[1].state == "stopped")
+            scaler.look(several, INTERVAL_S)
+            await asyncio.wait_for(operation(several), LIMIT_S)
+            assert [(one.before, one.after) for one in scaler.changes] == [(1, 2)]
+            assert [one.serves for one in several.all()] == [True, True]
 
     run(check())

@@ -284,6 +284,24 @@ def test_scaling_down_stops_what_was_given_up_first() -> None:
     run(check())
 
 
+def test_what_was_given_up_is_started_anew() -> None:
+    """So many replicas run as are asked for, also if as many were there and one of them had died."""
+
+    async def check() -> None:
+        async with replicas(2, drain_s=0.0, policy=replace(QUICK, max_deaths=1)) as (several, _):
+            pid = several.statuses[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: several.statuses[0].state == "stopped")
+            assert several.numbers == [1]
+            several.operations.begin("scaling", several.scale(2))
+            await operation(several)
+            assert several.numbers == [0, 1]
+            assert [one.serves for one in several.all()] == [True, True]
+
+    run(check())
+
+
 def test_statuses_are_read_while_a_replica_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the thread that answers a scrape."""
 
