@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from quire.cluster.adapters import adapters_of, catch_up, change_all
 from quire.cluster.decisions import DecisionLog
 from quire.cluster.operations import Operations
 from quire.cluster.placement import Place
@@ -26,7 +27,6 @@ from quire.errors import EngineDead, RequestError
 from quire.routing.load_counts import LoadCounts
 from quire.routing.router import Ask, Health, Router
 from quire.routing.scaling import Observed
-from quire.server.adapter_changes import paths_of
 from quire.types import NewRequest, Output
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ class Replicas:
         self._open: dict[str, bool] = {}  # requests, and whether each has an output of its replica
         self._watched = False
         self._closed = False
+        self._changing_adapters = asyncio.Lock()  # also while a replica joins those that serve
         self.operations = Operations()
         self.autoscaler = autoscaler
         self.load = LoadCounts()
@@ -113,6 +114,9 @@ class Replicas:
     def numbers(self) -> list[int]:
         """The replicas that run, also while they are drained or restarted; not those that were given up."""
         return [number for number, status in self.statuses.items() if status.state != "stopped"]
+
+    def _running(self) -> list[RemoteEngine]:
+        return [self._replicas[number].engine for number in self.numbers]
 
     def all(self) -> list[PlacedEngine]:
         """Return all replicas, those that start for the first time among them, by number."""
@@ -182,15 +186,8 @@ class Replicas:
 
     async def change_adapter(self, name: str, path: str | None) -> None:
         """See quire.server.adapter_changes. If one replica cannot load it, none keeps it."""
-        changed: list[PlacedEngine] = []
-        for replica in list(self._replicas.values()):
-            try:
-                await replica.engine.change_adapter(name, path)
-            except RequestError:
-                for other in changed if path is not None else ():
-                    await other.engine.change_adapter(name, None)
-                raise
-            changed.append(replica)
+        async with self._changing_adapters:
+            await change_all(self._running(), name, path)
 
     def abort(self, request_id: str, sequence: int | None = None) -> None:
         for replica in self._replicas.values():
@@ -350,13 +347,15 @@ class Replicas:
         engine.on_lost = partial(self._take_lost, replica)
         engine.observe(self)
         engine.follow_cache(True)
-        if others := list(self._replicas.values()):
-            engine.adapters.paths = paths_of(others[0].status.facts.adapters)
+        given = engine.adapters.paths = adapters_of(self._running())
         replica.key = self._router.add_replica()
         self._by_key[replica.key] = self._starting[number] = replica
         self._router.set_health(replica.key, replica.health)
         try:
             await engine.start()
+            async with self._changing_adapters:
+                await catch_up(engine, given, adapters_of(self._running()))
+                self._replicas = dict(sorted({**self._replicas, number: replica}.items()))
         except BaseException:
             self._drop(replica)
             await engine.close()
@@ -366,7 +365,6 @@ class Replicas:
         self.start_up_s = time.monotonic() - replica.started_s
         facts = engine.status.facts
         self._router.take_report(replica.key, StepReport(None, 0, 0, facts.limits.num_blocks, facts.law))
-        self._replicas = dict(sorted({**self._replicas, number: replica}.items()))
         self._watch_first()
 
     async def _stop(self, number: int) -> None:

@@ -32,8 +32,9 @@ from replica_engines import operation, replicas
 
 from quire.config import EngineConfig
 from quire.engine.client import EngineClient, Stream
-from quire.engine.status import StepReport
+from quire.engine.status import AdapterFacts, StepReport
 from quire.errors import ConfigError, Conflict, EngineDead, RequestError
+from quire.server.adapter_changes import AdapterChanges
 from quire.types import NewRequest
 
 REQUESTS = [
@@ -298,6 +299,84 @@ def test_what_was_given_up_is_started_anew() -> None:
             await operation(several)
             assert several.numbers == [0, 1]
             assert [one.serves for one in several.all()] == [True, True]
+
+    run(check())
+
+
+@pytest.fixture
+def adapters(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[str]]:
+    """The adapters of each process, which it loads and unloads at once; one named "bad" by the first only."""
+    loaded: dict[int, list[str]] = {}
+
+    async def change(self: AdapterChanges, name: str, path: str | None) -> None:
+        child = self._child()
+        problem = self._problem()
+        if child is None or problem is not None:
+            raise EngineDead(problem or "no process")
+        own = loaded.setdefault(child.process.pid, [])
+        if (name in own) == (path is not None) or (name == "bad" and path is not None and len(loaded) > 1):
+            raise RequestError("not so")
+        (own.remove if path is None else own.append)(name)
+
+    monkeypatch.setattr(AdapterChanges, "change", change)
+    return loaded
+
+
+def test_adapters_change_also_where_a_replica_was_given_up(adapters: dict[int, list[str]]) -> None:
+    async def check() -> None:
+        async with replicas(policy=replace(QUICK, max_deaths=1)) as (several, _):
+            pid, other = several.statuses[0].pid, several.statuses[1].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: several.statuses[0].state == "stopped")
+            await several.change_adapter("one", "folder")
+            assert adapters == {other: ["one"]}
+            await several.change_adapter("one", None)
+            assert adapters == {other: []}
+
+    run(check())
+
+
+def test_adapters_change_in_all_replicas_or_in_none(adapters: dict[int, list[str]]) -> None:
+    async def check() -> None:
+        policy = replace(QUICK, first_delay_s=1.0)
+        async with replicas(policy=policy) as (several, _):
+            with pytest.raises(RequestError):
+                await several.change_adapter("bad", "folder")
+            assert [*adapters.values()] == [[], []]
+            pid = several.statuses[1].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: several.statuses[1].state == "restarting")
+            with pytest.raises(EngineDead):
+                await several.change_adapter("one", "folder")
+            assert [*adapters.values()] == [[], []]
+            await until(lambda: several.statuses[1].state == "ready")
+            await several.change_adapter("one", "folder")
+            assert [adapters[status.pid or 0] for status in several.statuses.values()] == [["one"], ["one"]]
+
+    run(check())
+
+
+def test_a_replica_that_joins_has_the_adapters_that_came_meanwhile(adapters: dict[int, list[str]]) -> None:
+    async def check() -> None:
+        async with replicas() as (several, _):
+            await several.scale(1)
+            first = several.all()[0].engine.status
+
+            def told(*names: str) -> None:
+                own = tuple(AdapterFacts(f"{name}@0", name, "folder", 1, 1, ()) for name in names)
+                first.facts = first.facts._replace(adapters=own)
+
+            told("kept", "unloaded")
+            several.operations.begin("scaling", several.scale(2))
+            await until(lambda: len(several.all()) == 2)
+            process = several.all()[1].engine.status
+            await until(lambda: process.pid is not None)
+            adapters[process.pid or 0] = ["kept", "unloaded"]
+            told("kept", "loaded")
+            await operation(several)
+            assert adapters[process.pid or 0] == ["kept", "loaded"]
 
     run(check())
 
