@@ -131,14 +131,40 @@ class PrefillService:
     async def _send_blocks(
         self, connection: LinkConnection, name: str, request: NewRequest, shared: bool
     ) -> None:
-        """Read the blocks of a prompt and send each parcel as it comes."""
-        arrived: asyncio.Queue[AnyParcel | None] = asyncio.Queue()
+        """Read the blocks of a prompt and send each parcel as it comes, until cancelled."""
+        read = _Read()
         hashes = prompt_hashes(request, self._engine.status.facts.limits.block_size)
-        self._engine.read_blocks(request.request_id, hashes, shared, arrived.put_nowait)
-        while (parcel := await arrived.get()) is not None:
-            while connection.num_unsent_bytes > MAX_UNSENT_BYTES:
-                await asyncio.sleep(_POLL_S)
-            connection.send(Blocks(name, parcel))
+        self._engine.read_blocks(request.request_id, hashes, shared, read.receive)
+        try:
+            while (parcel := await read.arrived.get()) is not None:
+                read.held = parcel
+                while connection.num_unsent_bytes > MAX_UNSENT_BYTES:
+                    await asyncio.sleep(_POLL_S)
+                connection.send(Blocks(name, parcel))
+                read.held = None
+        finally:
+            read.end()
+
+
+class _Read:
+    """The parcels of a read; once it has ended, what is left and what still comes is released."""
+
+    def __init__(self) -> None:
+        self.arrived: asyncio.Queue[AnyParcel | None] = asyncio.Queue()
+        self.held: AnyParcel | None = None  # that is to be sent
+        self._ended = False
+
+    def receive(self, parcel: AnyParcel | None) -> None:
+        if not self._ended:
+            self.arrived.put_nowait(parcel)
+        elif parcel is not None:
+            parcel.discard()
+
+    def end(self) -> None:
+        self._ended = True
+        left = [self.held, *(self.arrived.get_nowait() for _ in range(self.arrived.qsize()))]
+        for parcel in left:
+            self.receive(parcel)
 
 
 def _after_prompt(request: NewRequest) -> NewRequest:

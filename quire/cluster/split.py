@@ -270,9 +270,11 @@ class SplitEngine:
 
     def _receive(self, link: PrefillLink, message: FromPrefill) -> None:
         asked, counts = link.asked.get(message.request_id), link.counts
-        if asked is None:  # it was aborted
-            if isinstance(message, Blocks) and message.parcel is not None:
-                message.parcel.discard()
+        unwanted = asked is None or asked.own.ended  # it was aborted, or its first tokens were its last
+        if unwanted and isinstance(message, Blocks) and message.parcel is not None:
+            message.parcel.discard()
+            return
+        if asked is None:
             return
         match message:
             case Prefilled():

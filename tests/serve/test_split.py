@@ -18,9 +18,9 @@ from server import Server
 from server import running as serving
 
 from quire.cli.main import main
-from quire.cluster import link, split
+from quire.cluster import link, prefill, split
 from quire.cluster.link import LinkAddress, LinkConnection, read_key
-from quire.cluster.link_messages import Blocks
+from quire.cluster.link_messages import Blocks, Prefilled
 from quire.cluster.prefill import PrefillService
 from quire.cluster.split import SplitEngine
 from quire.errors import ConfigError, RequestError
@@ -234,6 +234,58 @@ def test_blocks_of_an_aborted_prompt_are_not_kept(tmp_path: Path, monkeypatch: p
             stream.abort()
             assert list(tmp_path.iterdir()) == []
             client._receive(link, block())
+            assert list(tmp_path.iterdir()) == []
+
+    run(check())
+
+
+def test_blocks_of_an_answer_that_ends_with_its_first_token_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parcels, "_FOLDER", tmp_path)
+
+    async def check() -> None:
+        async with apart(LinkAddress(host="127.0.0.1")) as (client, _):
+            await connected(client)
+            [link] = client._links
+            stream = client.submit(request("ended", *PROMPT, max_tokens=300))
+            [parcel] = parcels.SharedTransport().pack(bytes(32), [(bytes(32), {0: b"content"})])
+            first = Output("ended", 0, token_ids=(7,), finish_reason="stop")
+            client._receive(link, Prefilled("ended", [first], time.monotonic(), "fingerprint"))
+            assert await follow(stream) == [first]
+            client._receive(link, Blocks("ended", parcel))
+            client._receive(link, Blocks("ended", None))
+            assert list(tmp_path.iterdir()) == []
+            assert not link.asked
+            assert outcomes(client) == (1, 0, 0)
+
+    run(check())
+
+
+def test_blocks_that_nobody_waits_for_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that have been read when the prompt is abandoned, and those that are read after it."""
+    monkeypatch.setattr(parcels, "_FOLDER", tmp_path)
+    monkeypatch.setattr(prefill, "MAX_UNSENT_BYTES", -1)  # nothing is sent
+
+    def parcel() -> parcels.AnyParcel:
+        (one,) = parcels.SharedTransport().pack(bytes(32), [(bytes(32), {0: b"content"})])
+        return one
+
+    async def check() -> None:
+        async with apart(LinkAddress(host="127.0.0.1")) as (client, service):
+            await connected(client)
+            receivers: list[Any] = []
+            monkeypatch.setattr(service._engine, "read_blocks", lambda *args: receivers.append(args[-1]))
+            stream = client.submit(request("abandoned", *PROMPT, max_tokens=300))
+            await until(lambda: receivers)
+            receivers[0](parcel())
+            receivers[0](parcel())
+            await asyncio.sleep(0.01)
+            assert len(list(tmp_path.iterdir())) == 2
+            stream.abort()
+            await until(lambda: not service._tasks)
+            receivers[0](parcel())
+            receivers[0](None)
             assert list(tmp_path.iterdir()) == []
 
     run(check())
