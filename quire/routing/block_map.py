@@ -20,6 +20,7 @@ _BUCKET = 8  # rows: a line of the processor's cache
 _LEAST_ROWS = 1 << 13
 _ROWS_PER_BLOCK = 1.75  # after a table was rebuilt; it is rebuilt when more than _FULL of its rows are taken
 _FULL = 0.7
+_LATEST = (1 << 32) - 1  # time of use that a table can keep
 _EVICTED = 16  # the part (one in so many) of all blocks that makes place when the map is full
 
 Keys = np.ndarray  # [num_blocks] uint64
@@ -44,7 +45,7 @@ class BlockMap:
     def __init__(self, max_pairs: int = 1_000_000) -> None:
         self._max_pairs = max_pairs
         self._shards: dict[int, _Shard] = {}
-        self._now = 0  # a count of calls
+        self._now = 0  # a count of calls, halved with all times of use before it exceeds _LATEST
 
     def __len__(self) -> int:
         return sum(shard.num_pairs for shard in self._shards.values())
@@ -67,7 +68,7 @@ class BlockMap:
         chunk = max(1, min(CHUNK, self._max_pairs // _EVICTED))
         for first in range(0, min(len(keys), self._max_pairs), chunk):
             part = np.unique(keys[first : first + chunk])
-            self._now += 1
+            self._tick()
             self._make_room(len(part))
             shard.add(replica % SHARD, part, self._now)
 
@@ -87,11 +88,18 @@ class BlockMap:
         """Return how many leading blocks of a chain replicas have, if any; these count as used now."""
         found: dict[int, int] = {}
         if len(keys):
-            self._now += 1
+            self._tick()
             for number, shard in self._shards.items():
                 for bit, num_blocks in shard.match(keys, self._now):
                     found[number * SHARD + bit] = num_blocks
         return found
+
+    def _tick(self) -> None:
+        if self._now >= _LATEST:
+            self._now //= 2
+            for shard in self._shards.values():
+                shard.used //= 2
+        self._now += 1
 
     def _make_room(self, count: int) -> None:
         """Evict the blocks used least recently, of all shards, until there is room for `count` pairs."""

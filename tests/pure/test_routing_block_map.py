@@ -93,9 +93,13 @@ def leading(hashes: list[bytes], own: set[bytes]) -> int:
     return next((i for i, one in enumerate(hashes) if one not in own), len(hashes))
 
 
-@pytest.mark.parametrize("num_replicas", [1, 3, 130])
-def test_it_is_bounded_and_what_was_used_last_stays(num_replicas):
+@pytest.mark.parametrize(
+    ("num_replicas", "num_calls"), [(1, 0), (3, 0), (130, 0), (3, 2**32 - 70), (130, 2**32 - 2)]
+)
+def test_it_is_bounded_and_what_was_used_last_stays(num_replicas, num_calls):
+    """Also after more calls than a table can count."""
     found = BlockMap(max_pairs=1600)
+    found._now = num_calls
     hot = keys_of(chain("hot", 100))
     found.add(0, hot)
     for index in range(100):
