@@ -38,8 +38,13 @@ class SharedEngine:
         """
         with self._lock, _interrupts_deferred():
             self._send_aborts()
-            self.engine.add(request)
-            return Stream(self._requests.open(OpenRequest(request, self, wake)))
+            own = self._requests.open(OpenRequest(request, self, wake))
+            try:
+                self.engine.add(request)
+            except BaseException:
+                self._requests.take(request.request_id)
+                raise
+            return Stream(own)
 
     def step(self, wanted: Callable[[], bool]) -> None:
         """Run one step, if it is still wanted once no other thread is stepping the engine.

@@ -229,6 +229,26 @@ def test_a_dropped_request_is_aborted_even_in_the_middle_of_a_step() -> None:
     del stream
 
 
+def test_a_request_with_an_id_in_use_leaves_nothing_behind() -> None:
+    """Also where the engine has ended the one that has it, and its last output is on its way."""
+    engine, reader = make_engine(), Reader()
+    shared = SharedEngine(engine)
+    stream = shared.submit(ask("a", max_tokens=None), reader.wake)
+    shared.step(reader.waits)
+    stream.abort()
+    with pytest.raises(RequestError, match="in use"):
+        shared.submit(ask("a", max_tokens=None), Reader().wake)
+    shared.step(reader.waits)
+    assert [output.finish_reason for output in reader.outputs][-1] == "abort"
+    assert empty(engine)
+    with pytest.raises(RequestError, match="token"):
+        shared.submit(ask("b", (10**9,)), reader.wake)
+    again = shared.submit(ask("b", max_tokens=1), (second := Reader()).wake)
+    shared.step(second.waits)
+    assert not second.waits()
+    del again
+
+
 def test_a_death_ends_the_requests_of_all_threads() -> None:
     engine, readers = make_engine(), [Reader(), Reader()]
     shared = SharedEngine(engine)
