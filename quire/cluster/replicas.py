@@ -115,13 +115,15 @@ class Replicas:
         """The replicas that run, also while they are drained or restarted; not those that were given up."""
         return [number for number, status in self.statuses.items() if status.state != "stopped"]
 
+    def _in_order(self) -> list[PlacedEngine]:
+        return sorted(dict(self._replicas).values(), key=lambda one: one.status.state == "stopped")
+
     def _running(self) -> list[RemoteEngine]:
         return [self._replicas[number].engine for number in self.numbers]
 
     def all(self) -> list[PlacedEngine]:
         """Return all replicas, those that start for the first time among them, by number."""
-        both = {**self._replicas, **self._starting}
-        return [both[number] for number in sorted(both)]
+        return sorted([*self._replicas.values(), *self._starting.values()], key=lambda one: one.number)
 
     @property
     def own(self) -> Replicas:
@@ -153,14 +155,14 @@ class Replicas:
     @property
     def status(self) -> EngineStatus:
         """The status of all replicas together; the law, and facts other than sums, are those of the first."""
-        statuses = {f"{one.number}: {one.place.words}": one.status for one in self._replicas.values()}
+        statuses = {f"{one.number}: {one.place.words}": one.status for one in self._in_order()}
         self._together.take_statuses(statuses, self._closed)
         return self._together
 
     @property
     def statuses(self) -> Mapping[int, EngineStatus]:
-        """Return those of all replicas, by number. Any thread may ask, also while one is removed."""
-        return {number: replica.status for number, replica in dict(self._replicas).items()}
+        """Return those of all by number, those given up last. Any thread may ask, also during a removal."""
+        return {replica.number: replica.status for replica in self._in_order()}
 
     def submit(self, request: NewRequest) -> Stream:
         """Send a request to the replica that the router chooses. See EngineClient."""
@@ -210,8 +212,7 @@ class Replicas:
         if self.autoscaler is not None:
             await self.autoscaler.close()
         await self.operations.close()
-        running = [*self._replicas.values(), *self._starting.values()]
-        await asyncio.gather(*(replica.engine.close() for replica in running))
+        await asyncio.gather(*(replica.engine.close() for replica in self.all()))
 
     def observed(self, at_s: float) -> Observed:
         """Return the load, and how many replicas there are, as a scaler sees them."""
@@ -249,6 +250,7 @@ class Replicas:
     def _take_lost(self, replica: PlacedEngine, lost: list[OpenRequest]) -> None:
         """Go on elsewhere with the requests of a replica that died, or there when it is ready again."""
         self._tell_health(time.monotonic())
+        self._watch_first()
         for own in lost:
             self._move(own, replica)
 
@@ -394,5 +396,5 @@ class Replicas:
         self._router.set_health(replica.key, "gone")
 
     def _watch_first(self) -> None:
-        for index, replica in enumerate(self._replicas.values()):
+        for index, replica in enumerate(self._in_order()):
             replica.engine.watch(self._watched and index == 0)

@@ -386,9 +386,10 @@ def test_statuses_are_read_while_a_replica_is_removed(monkeypatch: pytest.Monkey
 
     async def check() -> None:
         async with replicas() as (several, _):
-            both: dict[int, Any] = {number: SimpleNamespace(status=number) for number in (0, 1)}
+            ready = SimpleNamespace(state="ready")
+            both = {number: SimpleNamespace(number=number, status=ready) for number in (0, 1)}
             monkeypatch.setattr(several, "_replicas", Removed(both))
-            assert dict(several.statuses) == {0: 0, 1: 1}
+            assert dict(several.statuses) == {0: ready, 1: ready}
             monkeypatch.undo()
 
     class Removed(dict[int, Any]):
@@ -398,6 +399,9 @@ def test_statuses_are_read_while_a_replica_is_removed(monkeypatch: pytest.Monkey
             for number, replica in super().items():
                 yield number, replica
                 self.pop(1, None)
+
+        def values(self) -> Any:
+            return (replica for _, replica in self.items())
 
     run(check())
 
@@ -468,6 +472,28 @@ def test_the_first_replica_is_watched() -> None:
             assert await served() == {0}
             several.watch(False)
             assert await served() == set()
+
+    run(check())
+
+
+def test_the_first_is_one_that_was_not_given_up() -> None:
+    """Its facts are those of all, and it is the one that is watched."""
+
+    async def check() -> None:
+        async with replicas(policy=replace(QUICK, max_deaths=1)) as (several, _):
+            seen: set[int] = set()
+            several.on_record = lambda report: seen.add(report.replica if report.view is not None else -1)
+            several.watch(True)
+            pid = several.statuses[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: several.statuses[0].state == "stopped")
+            assert [*several.statuses] == [1, 0]
+            adapters = (AdapterFacts("new@0", "new", "folder", 1, 1, ()),)
+            several.statuses[1].facts = several.statuses[1].facts._replace(adapters=adapters)
+            assert several.status.facts.adapters == adapters
+            await follow(several.submit(request("a")))
+            await until(lambda: 1 in seen)
 
     run(check())
 
