@@ -160,6 +160,8 @@ class GoalScaler:
             return 1.0
         if goal.tpot_s and service.tpot_s > goal.tpot_s:
             return 1.0
+        if not service.prompt_s:
+            return 0.0  # so far nobody told of a prompt
         slack_s = max(goal.ttft_s - service.prompt_s, LEAST_SLACK * goal.ttft_s)
         return waits_longer(count, rate * service.prompt_s, slack_s / service.prompt_s)
 

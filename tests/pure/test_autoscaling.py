@@ -114,6 +114,19 @@ def test_replicas_follow_the_load_within_their_range() -> None:
     run(check())
 
 
+def test_refused_requests_may_be_the_first() -> None:
+    """The server refused them before it knew of any prompt: there is no number of tokens to predict by."""
+
+    async def check() -> None:
+        replicas, scaler = FakeReplicas(), Autoscaler(GOAL, CONFIG, 1, 3)
+        scaler.look(replicas, 0.0)
+        replicas.load.refused(5, 0)
+        scaler.look(replicas, INTERVAL_S)
+        assert not scaler.changes
+
+    run(check())
+
+
 def test_refused_requests_are_load() -> None:
     """Where the server refuses what one replica cannot compute in time, another is started all the same."""
 
