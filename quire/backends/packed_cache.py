@@ -154,6 +154,7 @@ class PackedCache:
             return
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            os.utime(lock)  # or it is taken for a file that nobody finished
             yield
         finally:
             os.close(lock)

@@ -326,6 +326,20 @@ def put(cache: PackedCache, key: str, used: float, size: int = 1000) -> None:
     os.utime(cache.folder / f"{key}.packed", (used, used))
 
 
+def test_a_turn_that_is_taken_is_not_removed_as_a_file_that_nobody_finished(tmp_path: Path) -> None:
+    """Its file is there since the first start. Without it two processes would write the same weights."""
+    cache = PackedCache(tmp_path, least_bytes=0, shared=True)
+    with cache.turn("key"):
+        pass
+    [turn] = tmp_path.iterdir()
+    os.utime(turn, (0, 0))
+    with cache.turn("key"):
+        writer = cache.create("key", 100)
+        assert writer is not None
+        writer.close()
+        assert [*tmp_path.iterdir()] == [turn]
+
+
 def test_the_least_recently_used_makes_room(tmp_path: Path) -> None:
     cache = PackedCache(tmp_path, limit_bytes=4000, least_bytes=0)
     for number, key in enumerate(("a", "b", "c")):
