@@ -121,7 +121,6 @@ class SplitEngine:
             link = self._give_up(request_id)
             if link is not None and link.connection is not None:
                 link.connection.send(Abandon(request_id))
-            _discard(own)
             self._requests.deliver(own.aborted_outputs(time.monotonic()))
 
     def abort_later(self, own: OpenRequest) -> None:
@@ -188,11 +187,11 @@ class SplitEngine:
         own.lose_engine(time.monotonic(), died=False)
         self._requests.deliver(own.aborted_outputs(time.monotonic()))
         if self._requests.take(request_id) is None:
-            _discard(own)
             return
         try:
             self._engine.adopt(own)
         except QuireError as error:
+            own.release_brought()
             own.error = error
             if own.wake is not None:
                 own.wake(own)
@@ -292,13 +291,6 @@ class SplitEngine:
                 counts.num_refused += 1
                 _LOG.warning("link %s: a prompt was refused: %s", link.address, message.message)
                 self._continue_here(request_id)
-
-
-def _discard(own: OpenRequest) -> None:
-    """Release the blocks that came for a request that has ended."""
-    for parcel in own.brought:
-        parcel.discard()
-    own.brought = ()
 
 
 def _at_first_token(output: Output, later_s: float) -> Output:

@@ -149,6 +149,12 @@ class OpenRequest:
             self.wake(self)
             self.wake = None
 
+    def release_brought(self) -> None:
+        """Release the blocks that came for it, which no engine gets any more."""
+        for parcel in self.brought:
+            parcel.discard()
+        self.brought = ()
+
     # Continuation
 
     def note_abort(self, sequence: int | None) -> None:
@@ -283,12 +289,14 @@ class OpenRequests:
             if not own.num_open:
                 del opened[output.request_id]
                 own.wake = None  # it may hold the reader, which holds this request
+                own.release_brought()
                 if self.observer is not None:
                     self.observer.ended(own)
 
     def fail(self, request_id: str, error: QuireError) -> None:
         """End a request with an error."""
         if (own := self._open.pop(request_id, None)) is not None:
+            own.release_brought()
             own.fail(error)
             if self.observer is not None:
                 self.observer.ended(own)

@@ -23,6 +23,7 @@ from quire.cluster.link import LinkAddress, LinkConnection, read_key
 from quire.cluster.link_messages import Blocks, Prefilled
 from quire.cluster.prefill import PrefillService
 from quire.cluster.split import SplitEngine
+from quire.engine.open_request import OpenRequest
 from quire.errors import ConfigError, RequestError
 from quire.server.remote import RemoteEngine
 from quire.transfer import parcels
@@ -234,6 +235,30 @@ def test_blocks_of_an_aborted_prompt_are_not_kept(tmp_path: Path, monkeypatch: p
             stream.abort()
             assert list(tmp_path.iterdir()) == []
             client._receive(link, block())
+            assert list(tmp_path.iterdir()) == []
+
+    run(check())
+
+
+@pytest.mark.parametrize("ends", ["abort", "close"])
+def test_blocks_of_a_request_that_no_engine_gets_are_not_kept(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for an engine that is started again, and ends before that."""
+    monkeypatch.setattr(parcels, "_FOLDER", tmp_path)
+
+    async def check() -> None:
+        async with running(DEMO) as engine:
+            own = OpenRequest(request("waiting", *PROMPT), engine)
+            own.brought = [*parcels.SharedTransport().pack(bytes(32), [(bytes(32), {0: b"content"})])]
+            engine.status.state = "restarting"
+            engine.adopt(own)
+            assert len(list(tmp_path.iterdir())) == 1
+            if ends == "abort":
+                engine.abort("waiting")
+            else:
+                await engine.close()
+            assert own.ended
             assert list(tmp_path.iterdir()) == []
 
     run(check())
