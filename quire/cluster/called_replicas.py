@@ -345,6 +345,7 @@ class CalledReplicas(LoopClient):
                     self._take(name, replica, message)
             except Exception as error:
                 _LOG.warning("a replica does not answer: %s", type(error).__name__)
+                reader = news_reader()  # what it has of that answer would be read again
                 self._set_restarting(name, replica)
                 await asyncio.sleep(RETRY_S)
 

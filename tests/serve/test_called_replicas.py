@@ -43,6 +43,7 @@ class LocalCalls:
         self.replicas: CalledReplicas | None = None
         self.host = ""  # where callers say they are, if not here
         self.lost: set[str] = set()
+        self.garbled = ""  # the replica whose next news is no message
         self.wanted = 0  # as the last poll told
 
     async def generate(
@@ -63,6 +64,9 @@ class LocalCalls:
     async def poll(self, replica: str, name: str, watches: bool, ready: bool, wanted: int) -> bytes:
         self._check(replica)
         self.wanted = wanted
+        if self.garbled == replica:
+            self.garbled = ""
+            return b"\x00\x00\x00\x01\xff"
         return await self.engines[replica].poll(name, watches, ready)
 
     def _check(self, name: str) -> None:
@@ -119,6 +123,19 @@ def test_outputs_are_those_of_one_engine_and_both_replicas_work() -> None:
             assert all(engine.status.steps for engine in engines.values())
             await until(lambda: {report.replica for report in reports} == {0, 1})
             assert sum(report.record is not None for report in reports) <= replicas.status.steps
+
+    run(check())
+
+
+def test_news_that_is_no_message_is_forgotten() -> None:
+    """It was read again before each later one, so that the replica was never ready any more."""
+
+    async def check() -> None:
+        async with called(config=DEMO) as (replicas, calls, _):
+            calls.garbled = "r1"
+            await until(lambda: replicas.statuses[1].state == "restarting")
+            await until(lambda: replicas.statuses[1].state == "ready")
+            await check_all(replicas)
 
     run(check())
 
