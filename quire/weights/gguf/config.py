@@ -14,6 +14,7 @@ from quire.weights.gguf.config_gemma import window
 from quire.weights.gguf.config_latent import scores_are_sigmoids
 from quire.weights.gguf.container import GgufFile
 from quire.weights.gguf.keys import Keys, experts
+from quire.weights.gguf.pooling import scoring_decoder
 
 _DENSE = re.compile(r"blk\.(\d{1,4})\.ffn_gate\.weight", re.ASCII)  # of a layer without experts
 _NO_MODELS = {
@@ -94,6 +95,8 @@ def config_of(files: tuple[GgufFile, ...], end_tokens: list[int]) -> dict[str, A
         _check_heads(keys)
     if architecture.name in _OWN:
         config |= _OWN[architecture.name](keys)
+    _check_causal(keys)
+    config |= scoring_decoder(keys, architecture.name)
     return {name: value for name, value in config.items() if value is not None or name in _NULL}
 
 
@@ -102,6 +105,12 @@ def _intermediate_size(keys: Keys) -> int | None:
     if keys.prefix in _BY_LAYER:
         return keys.largest("feed_forward_length") if keys.value("feed_forward_length") is not None else None
     return None if keys.prefix in _ONLY_EXPERTS else keys.size("feed_forward_length")
+
+
+def _check_causal(keys: Keys) -> None:
+    if keys.flag("attention.causal") is False:
+        problem = f"the architecture {quoted(keys.prefix)} with attention to later tokens is not supported"
+        raise ConfigError(f"{keys.metadata.where}: {problem}")
 
 
 def _check_heads(keys: Keys) -> None:

@@ -13,8 +13,10 @@ from quire.weights.gguf.choice import names_model
 from quire.weights.gguf.config import config_of, keys_of
 from quire.weights.gguf.container import MAGIC, GgufFile
 from quire.weights.gguf.names import sizes_of
+from quire.weights.gguf.pooling import settings_of
 from quire.weights.gguf.tensors import GgufTensors
 from quire.weights.gguf.tokenizer import FileTokens, end_tokens, read_tokens, tokenizer_of
+from quire.weights.sentence import SentenceSettings
 from quire.weights.source import TokenizerData
 from quire.weights.templates import MAX_TEMPLATE_BYTES, MAX_TEMPLATES, read_template
 
@@ -101,8 +103,9 @@ class GgufModel:
     def _tokens(self) -> FileTokens | None:
         return read_tokens(self._files[0].metadata)
 
-    def sentence_settings(self) -> None:
-        """Return None: no metadata says how texts become embeddings."""
+    def sentence_settings(self) -> SentenceSettings | None:
+        keys, _ = keys_of(self._files)
+        return settings_of(keys)
 
     def image_processor(self) -> dict[str, Any]:
         """Return {}: towers for images are in files of their own, which are not read."""
