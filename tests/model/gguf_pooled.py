@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gguf_converted import in_f32
-from gguf_files import write
+from gguf_files import text, write
 from safetensors import safe_open
 
 Arrays = dict[str, np.ndarray]
@@ -28,7 +30,47 @@ QWEN3 = {
     "post_attention_layernorm": "ffn_norm",
     **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
 }
-_LAYER = re.compile(r"(?:model\.layers)\.(\d+)\.(.+)")
+_BERT = {
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "embeddings.position_embeddings": "position_embd",
+    "embeddings.LayerNorm": "token_embd_norm",
+}
+# Architecture in config.json -> that of the file, and its names
+ENCODERS: dict[str, tuple[str, dict[str, str]]] = {
+    "Bert": (
+        "bert",
+        {
+            **_BERT,
+            "attention.self.query": "attn_q",
+            "attention.self.key": "attn_k",
+            "attention.self.value": "attn_v",
+            "attention.output.dense": "attn_output",
+            "attention.output.LayerNorm": "attn_output_norm",
+            "intermediate.dense": "ffn_up",
+            "output.dense": "ffn_down",
+            "output.LayerNorm": "layer_output_norm",
+            "classifier.dense": "cls",
+            "classifier.out_proj": "cls.output",
+        },
+    ),
+    "DistilBert": (
+        "bert",
+        {
+            **_BERT,
+            **{f"attention.{part}_lin": f"attn_{part}" for part in "qkv"},
+            "attention.out_lin": "attn_output",
+            "sa_layer_norm": "attn_output_norm",
+            "ffn.lin1": "ffn_up",
+            "ffn.lin2": "ffn_down",
+            "output_layer_norm": "layer_output_norm",
+            "pre_classifier": "cls",
+            "classifier": "cls.output",
+        },
+    ),
+}
+ENCODERS |= dict.fromkeys(("Roberta", "XLMRoberta", "Camembert"), ENCODERS["Bert"])
+_LAYER = re.compile(r"(?:model\.layers|encoder\.layers?|transformer\.layer)\.(\d+)\.(.+)")
 
 
 def arrays_of(folder: Path) -> Arrays:
@@ -86,6 +128,38 @@ def write_decoder_file(
     return written("qwen3", keys | more, {"tokenizer.ggml.model": "no_vocab"}, tensors, path, kinds)
 
 
+def write_encoder_file(
+    folder: Path, path: Path, pooling: int | None, *, kinds: Kinds = in_f32, **more: Any
+) -> Path:
+    """Write an encoder of a folder, with its tokenizer; `more` are other keys."""
+    config = json.loads((folder / "config.json").read_text())
+    family = re.split("Model|For", config["architectures"][0])[0]
+    architecture, names = ENCODERS[family]
+    arrays = {name: array for name, array in arrays_of(folder).items() if not name.startswith("pooler.")}
+    first = config["pad_token_id"] + 1 if family in ("Roberta", "XLMRoberta", "Camembert") else 0
+    if (positions := "embeddings.position_embeddings.weight") in arrays:
+        arrays[positions] = arrays[positions][first:]
+
+    def stated(*keys: str) -> Any:
+        return next(config[key] for key in keys if key in config)
+
+    keys = {
+        "context_length": stated("max_position_embeddings") - first,
+        "embedding_length": stated("hidden_size", "dim"),
+        "block_count": stated("num_hidden_layers", "n_layers"),
+        "feed_forward_length": stated("intermediate_size", "hidden_dim"),
+        "attention.head_count": stated("num_attention_heads", "n_heads"),
+        "attention.layer_norm_epsilon": config.get("layer_norm_eps", 1e-12),
+        "attention.causal": False,
+        "pooling_type": pooling,
+    }
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    segments = {"tokenizer.ggml.token_type_count": config.get("type_vocab_size", 1)}
+    others = tokens_of(tokenizer, settings) | segments
+    return written(architecture, keys | more, others, renamed(arrays, names), path, kinds)
+
+
 def written(
     architecture: str, keys: dict[str, Any], others: dict[str, Any], tensors: Arrays, path: Path, kinds: Kinds
 ) -> Path:
@@ -93,3 +167,61 @@ def written(
     every = {"general.architecture": architecture, **{f"{architecture}.{key}": v for key, v in keys.items()}}
     metadata = {key: value for key, value in (every | others).items() if value is not None}
     return write(path, metadata, {name: (array, kinds(name, array)) for name, array in tensors.items()})
+
+
+def tokens_of(tokenizer: Config, settings: dict[str, str]) -> dict[str, Any]:
+    """The metadata of a tokenizer.json of BERT's kind, or of SentencePiece's Unigram."""
+    model, added = tokenizer["model"], tokenizer["added_tokens"]
+    vocab = model["vocab"]
+    texts = [one for one, _ in vocab] if isinstance(vocab, list) else sorted(vocab, key=vocab.__getitem__)
+    control = {entry["id"] for entry in added if entry["special"]}
+    found: dict[str, Any] = {}
+    if model["type"] == "WordPiece":
+        kinds = [3 if number in control else 1 for number in range(len(texts))]
+        texts = [
+            one if kind == 3 else one.removeprefix("##") if one.startswith("##") else f"\u2581{one}"
+            for one, kind in zip(texts, kinds, strict=True)
+        ]
+        found |= {"model": "bert", "pre": "default", "token_type_count": 2}
+    else:
+        unknown = model["unk_id"]
+        kinds = [2 if number == unknown else 3 if number in control else 1 for number in range(len(texts))]
+        found |= {"model": "t5", "pre": "default", "scores": [float(score) for _, score in vocab]}
+        found |= {"add_space_prefix": True, "remove_extra_whitespaces": True, "token_type_count": 1}
+        found |= {"add_bos_token": True, "add_eos_token": True}
+        if tokenizer["normalizer"]:
+            charsmap = base64.b64decode(tokenizer["normalizer"]["precompiled_charsmap"])
+            found["precompiled_charsmap"] = struct.pack("<IIQ", 9, 0, len(charsmap)) + charsmap
+    found |= {"tokens": strings(texts), "token_type": kinds}
+    named = {"unk": "unknown", "sep": "seperator", "pad": "padding"}
+    for name, token in settings.items():
+        short = name.removesuffix("_token")
+        found[f"{named.get(short, short)}_token_id"] = texts.index(token)
+    return {f"tokenizer.ggml.{key}": value for key, value in found.items()}
+
+
+def strings(texts: list[str]) -> bytes:
+    """A list of texts, which may be empty."""
+    return struct.pack("<IIQ", 9, 8, len(texts)) + b"".join(text(one) for one in texts)
+
+
+def charsmap_of(replaced: dict[str, str]) -> bytes:
+    """A precompiled_charsmap of these replacements: a double array of the bytes before, and the texts after.
+
+    Each node has a block of 256 units: that of byte c is c further, and its value is at 0.
+    """
+    units, texts, nodes = [0] * 512, b"", {b"": (0, 256)}
+    for before, after in replaced.items():
+        key = before.encode()
+        for end in range(1, len(key) + 1):
+            if key[:end] not in nodes:
+                place = nodes[key[: end - 1]][1] + key[end - 1]
+                nodes[key[:end]] = (place, len(units))
+                units += [0] * 256
+                units[place] = key[end - 1] | (place ^ nodes[key[:end]][1]) << 10
+        place, block = nodes[key]
+        units[place] |= 1 << 8
+        units[block] = 1 << 31 | len(texts)
+        texts += after.encode() + b"\0"
+    units[0] = 256 << 10
+    return struct.pack("<I", 4 * len(units)) + struct.pack(f"<{len(units)}I", *units) + texts

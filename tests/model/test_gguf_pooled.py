@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
-from gguf_pooled import arrays_of, write_decoder_file
+from gguf_files import F32, Q8_0
+from gguf_pooled import arrays_of, write_decoder_file, write_encoder_file
 from safetensors.numpy import save_file
 from tiny import CONFIGS
-from tiny_encoders import write_decoder
+from tiny_encoders import write_bert, write_cross_encoder, write_decoder, write_encoder, write_modules
 
 from quire import LLM
 from quire.cli.main import main
@@ -144,3 +145,130 @@ def test_inspect_says_what_a_file_gives(
         main(["inspect", str(path), "--json"])
     assert left.value.code == 0
     assert gives in json.loads(capsys.readouterr().out)["gives"]
+
+
+TEXTS = ["a cat sat on the mat", "B", "dogs run: far away", "", "zebra (and) a horse", "\u0416 unknown"]
+EMBEDDING = ("BertModel", "RobertaModel", "XLMRobertaModel", "CamembertModel", "DistilBertModel")
+RANKING = ("Roberta", "XLMRoberta", "Camembert", "DistilBert")
+
+
+def texts(path: Path, **how: Any) -> list[list[float]]:
+    with load(path, **how) as llm:
+        return [one.outputs.embedding for one in llm.embed(TEXTS, use_tqdm=False)]
+
+
+def encoder(folder: Path, architecture: str, task: Literal["embed", "score"]) -> Path:
+    """A folder. A file does not state the activation of DistilBERT: this is that of the published ones."""
+    config = json.loads((write_encoder(folder, architecture, task) / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"activation": "gelu"}))
+    return folder
+
+
+@pytest.mark.parametrize("architecture", EMBEDDING)
+def test_embeddings_of_encoders(architecture: str, tmp_path: Path) -> None:
+    folder = encoder(tmp_path / "model", architecture, "embed")
+    assert texts(write_encoder_file(folder, tmp_path / "m.gguf", None)) == texts(folder)
+    for number, method in ((1, "mean"), (2, "cls"), (3, "last")):
+        write_modules(folder, 16, method)
+        found = texts(write_encoder_file(folder, tmp_path / "m.gguf", number))
+        assert found == texts(folder)
+        assert len({str(vector) for vector in found}) == len(TEXTS)
+
+
+@pytest.mark.parametrize("family", RANKING)
+def test_scores_of_encoders(family: str, tmp_path: Path) -> None:
+    """Files of rerankers state no pooling: their head says what they are for."""
+    folder = encoder(tmp_path / "model", f"{family}ForSequenceClassification", "score")
+    pairs = [("a cat", "dogs run"), ("dogs run", "a cat"), ("zebra", "")]
+
+    def found(path: Path) -> list[float]:
+        with load(path) as llm:
+            return [llm.score(one, two, use_tqdm=False)[0].outputs.score for one, two in pairs]
+
+    known = found(folder)
+    assert len({*known}) == len(pairs)
+    for number in (None, 4):
+        assert found(write_encoder_file(folder, tmp_path / "m.gguf", number)) == known
+
+
+def test_rounded_weights_of_an_encoder(tmp_path: Path) -> None:
+    """As llama.cpp rounds them: matrices, but not segments and positions."""
+
+    def kinds(name: str, array: np.ndarray) -> int:
+        rounded = name.startswith(("blk.", "token_embd.")) and array.ndim > 1
+        return Q8_0 if rounded else F32
+
+    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    folder = write_bert(tmp_path / "model", **sizes)
+    path = write_encoder_file(folder, tmp_path / "m.gguf", 1, kinds=kinds)
+    exact = texts(folder)
+    np.testing.assert_allclose(texts(path), exact, atol=0.02)
+    with LLM(str(path), device="native") as llm:
+        together = [one.outputs.embedding for one in llm.embed(TEXTS, use_tqdm=False)]
+        np.testing.assert_allclose(together, exact, atol=0.02)
+        assert together == [llm.embed(text, use_tqdm=False)[0].outputs.embedding for text in TEXTS]
+
+
+def test_the_longest_text_is_that_of_the_file(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "model", "XLMRobertaModel", "embed")
+    path = write_encoder_file(folder, tmp_path / "m.gguf", 1)
+    for place in (folder, path):
+        with load(place) as llm, pytest.raises(QuireError, match="reads at most 40 tokens"):
+            llm.embed("a " * 39)
+
+
+def test_no_text_of_an_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(write_encoder_file(write_bert(tmp_path / "model"), tmp_path / "m.gguf", 1))
+    with pytest.raises(SystemExit) as left:
+        main(["run", path, "hello", "--device", "reference"])
+    assert left.value.code == 1
+    assert "embeddings" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="cannot be used for task = 'generate'"):
+        load(Path(path), task="generate")
+
+
+FAULTS_OF_ENCODERS: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown pooling": ({"pooling_type": 9}, "bert.pooling_type = 9 is not supported"),
+    "a vector of each token": ({"pooling_type": 0}, "a vector for each token is not supported"),
+    "causal": ({"attention.causal": True}, "attention to earlier tokens alone is not supported"),
+    "no heads": ({"attention.head_count": None}, "has no 'bert.attention.head_count'"),
+    "no length": ({"context_length": None}, "has no 'bert.context_length'"),
+    "another length": ({"context_length": 39}, "position_embeddings"),
+    "no head": ({"pooling_type": 4}, "a part of its head, cls.weight, was left out"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_ENCODERS)
+def test_encoders_refused(fault: str, tmp_path: Path) -> None:
+    changed, words = FAULTS_OF_ENCODERS[fault]
+    path = write_encoder_file(write_bert(tmp_path / "model"), tmp_path / "m.gguf", 1, **changed)
+    with pytest.raises(ConfigError, match=words):
+        load(path)
+
+
+def test_another_number_of_segments_or_labels_is_refused(tmp_path: Path) -> None:
+    folder = write_cross_encoder(tmp_path / "model")
+    arrays = arrays_of(folder)
+    arrays["classifier.dense.weight"] = np.zeros((16, 16), np.float32)
+    arrays["classifier.dense.bias"] = np.zeros(16, np.float32)
+    weight, bias = arrays.pop("classifier.weight"), arrays.pop("classifier.bias")
+    stated = json.loads((folder / "config.json").read_text())
+    for labels, segments, words in ((2, 2, "has 2 labels"), (1, 3, "is not that of token_types.weight")):
+        arrays["classifier.out_proj.weight"] = np.tile(weight, (labels, 1))
+        arrays["classifier.out_proj.bias"] = np.tile(bias, labels)
+        (folder / "config.json").write_text(json.dumps(stated | {"type_vocab_size": segments}))
+        save_file(arrays, folder / "model.safetensors")
+        path = write_encoder_file(folder, tmp_path / "m.gguf", None)
+        with pytest.raises(ConfigError, match=words):
+            load(path)
+
+
+def test_a_head_without_its_first_layer_is_refused(tmp_path: Path) -> None:
+    """Converters leave out BERT's pooler, without which its scores are others."""
+    folder = write_cross_encoder(tmp_path / "model")
+    arrays = arrays_of(folder)
+    for part in ("weight", "bias"):
+        arrays[f"classifier.out_proj.{part}"] = arrays.pop(f"classifier.{part}")
+    save_file(arrays, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"a part of its head, cls.weight, was left out"):
+        load(write_encoder_file(folder, tmp_path / "m.gguf", None))

@@ -135,8 +135,13 @@ def write_cross_encoder(folder: Path, **more: Any) -> Path:
 def _write(folder: Path, config: dict[str, Any], program: Program, without: str = "") -> None:
     """Write config.json, a tokenizer and random weights, their names without this beginning."""
     (folder / "config.json").write_text(json.dumps(config))
-    weights = random_weights(program)
-    arrays = {name.removeprefix(without): weight.array for name, weight in weights.items()}
+    specs, arrays = program.weights(), {}
+    for name, weight in random_weights(program).items():
+        array, rows = weight.array, specs[name].rows
+        if rows is not None and name.endswith(".of_tokens.weight"):  # the rest is read by nothing
+            array, (name, *_) = np.full((rows.period, *array.shape[1:]), np.float32(100)), specs[name].sources
+            array[rows.of(rows.period)] = weight.array
+        arrays[name.removeprefix(without)] = array
     save_file(arrays, folder / "model.safetensors", {"format": "pt"})
     _tokenizer().save(str(folder / "tokenizer.json"))
     names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}

@@ -54,7 +54,7 @@ class Alteration:
         if self.form == "vector":
             return (math.prod(shape),)
         if self.form == "row":
-            return (1, math.prod(shape))
+            return (1, *shape) if len(shape) == 1 else shape
         return (*shape[:-1], 1, shape[-1]) if self.form == "kernel" else shape
 
     def restored(self, array: Array) -> Array:

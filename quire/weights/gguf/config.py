@@ -8,13 +8,21 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.errors import ConfigError, did_you_mean, quoted
-from quire.weights.gguf import config_experts, config_gemma, config_latent, config_states
-from quire.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V2, MISTRAL, MIXTRAL, OLMO3, Architecture
+from quire.weights.gguf import config_encoders, config_experts, config_gemma, config_latent, config_states
+from quire.weights.gguf.architectures import (
+    ARCHITECTURES,
+    DEEPSEEK_V2,
+    DISTILBERT,
+    MISTRAL,
+    MIXTRAL,
+    OLMO3,
+    Architecture,
+)
 from quire.weights.gguf.config_gemma import window
 from quire.weights.gguf.config_latent import scores_are_sigmoids
 from quire.weights.gguf.container import GgufFile
 from quire.weights.gguf.keys import Keys, experts
-from quire.weights.gguf.pooling import scoring_decoder
+from quire.weights.gguf.pooling import scoring
 
 _DENSE = re.compile(r"blk\.(\d{1,4})\.ffn_gate\.weight", re.ASCII)  # of a layer without experts
 _NO_MODELS = {
@@ -62,6 +70,8 @@ def _variant(keys: Keys) -> Architecture:
         return MISTRAL
     if keys.prefix == "olmo2" and keys.optional_size("attention.sliding_window"):
         return OLMO3
+    if keys.prefix == "bert" and "token_types.weight" not in keys.tensors:
+        return DISTILBERT
     if keys.prefix == "deepseek2" and not scores_are_sigmoids(keys):
         return DEEPSEEK_V2
     return ARCHITECTURES[keys.prefix]
@@ -95,8 +105,8 @@ def config_of(files: tuple[GgufFile, ...], end_tokens: list[int]) -> dict[str, A
         _check_heads(keys)
     if architecture.name in _OWN:
         config |= _OWN[architecture.name](keys)
-    _check_causal(keys)
-    config |= scoring_decoder(keys, architecture.name)
+    _check_causal(keys, architecture.encoder)
+    config |= scoring(keys, architecture)
     return {name: value for name, value in config.items() if value is not None or name in _NULL}
 
 
@@ -107,9 +117,10 @@ def _intermediate_size(keys: Keys) -> int | None:
     return None if keys.prefix in _ONLY_EXPERTS else keys.size("feed_forward_length")
 
 
-def _check_causal(keys: Keys) -> None:
-    if keys.flag("attention.causal") is False:
-        problem = f"the architecture {quoted(keys.prefix)} with attention to later tokens is not supported"
+def _check_causal(keys: Keys, encoder: bool) -> None:
+    if keys.flag("attention.causal") is encoder:
+        seen = "to earlier tokens alone" if encoder else "to later tokens"
+        problem = f"the architecture {quoted(keys.prefix)} with attention {seen} is not supported"
         raise ConfigError(f"{keys.metadata.where}: {problem}")
 
 
@@ -346,4 +357,6 @@ _OWN: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "Olmo3ForCausalLM": window,
     "Exaone4ForCausalLM": _exaone4,
     "GptOssForCausalLM": _gpt_oss,
+    "BertModel": config_encoders.bert,
+    "DistilBertModel": config_encoders.distilbert,
 }

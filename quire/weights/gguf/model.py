@@ -15,7 +15,8 @@ from quire.weights.gguf.container import MAGIC, GgufFile
 from quire.weights.gguf.names import sizes_of
 from quire.weights.gguf.pooling import settings_of
 from quire.weights.gguf.tensors import GgufTensors
-from quire.weights.gguf.tokenizer import FileTokens, end_tokens, read_tokens, tokenizer_of
+from quire.weights.gguf.tokenizer import tokenizer_of
+from quire.weights.gguf.tokens import FileTokens, end_tokens, read_tokens
 from quire.weights.sentence import SentenceSettings
 from quire.weights.source import TokenizerData
 from quire.weights.templates import MAX_TEMPLATE_BYTES, MAX_TEMPLATES, read_template

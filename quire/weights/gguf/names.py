@@ -16,7 +16,7 @@ from quire.weights.gguf.tables import PLAIN_NAMES
 _OF_NO_LAYER = {
     *("token_embd", "position_embd", "output_norm", "output", "token_embd_norm", "altup_proj"),
     *("altup_unembd_proj", "per_layer_token_embd", "per_layer_model_proj", "per_layer_proj_norm"),
-    "cls.output",
+    *("token_types", "cls", "cls.output"),
 }
 _LAYER = re.compile(r"(?:blk\.(\d{1,4})\.)?(.+)", re.ASCII)
 _PART = re.compile(r"([a-z0-9_.]+?)(?:\.(\d{1,4}))?(\.weight|\.bias)", re.ASCII)

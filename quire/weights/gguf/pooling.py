@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from quire.errors import ConfigError, quoted
+from quire.weights.gguf.architectures import Architecture
 from quire.weights.gguf.keys import Keys
 from quire.weights.sentence import SentenceSettings
 
@@ -12,7 +13,7 @@ _KEY = "pooling_type"
 _NONE, _RANK = 0, 4
 _METHODS: dict[int, Literal["mean", "cls", "last"]] = {1: "mean", 2: "cls", 3: "last"}
 _HEAD = "cls.output.weight"
-_ANSWERS = {"yes", "no"}
+_ANSWERS, _SCORER = {"yes", "no"}, "ForSequenceClassification"
 
 
 def settings_of(keys: Keys) -> SentenceSettings | None:
@@ -33,29 +34,31 @@ def ranks(keys: Keys) -> bool:
     return method == _RANK or (method is None and _HEAD in keys.tensors)
 
 
-def labels_of(keys: Keys) -> list[str]:
-    """Return the names of the outputs of the head that gives scores."""
-    return keys.metadata.texts(f"{keys.prefix}.classifier.output_labels")
+def scoring(keys: Keys, architecture: Architecture) -> dict[str, Any]:
+    """Return the fields of config.json of a model that gives scores; {} for another.
 
-
-def scoring_decoder(keys: Keys, name: str) -> dict[str, Any]:
-    """Return the fields of config.json of a decoder that gives scores; {} for another.
-
-    Its head is the two rows of the output matrix for the tokens "yes" and "no". Raises ConfigError for any
-    other, and for a file that lacks it.
+    The head of a decoder is the two rows of the output matrix for the tokens "yes" and "no", that of an
+    encoder a layer and its output. Raises ConfigError for other labels, and for a file that lacks the head.
     """
     if not ranks(keys):
         return {}
-    if _HEAD not in keys.tensors:
-        problem = f"the model gives scores, but its head, {_HEAD}, was left out when the file was made"
-        raise ConfigError(f"{keys.metadata.where}: {problem}", "take a file made by llama.cpp's converter")
-    labels = labels_of(keys)
+    for name in ("cls.weight", _HEAD) if architecture.encoder else (_HEAD,):
+        if name not in keys.tensors:
+            problem = f"the model gives scores, but a part of its head, {name}, was left out of the file"
+            raise ConfigError(
+                f"{keys.metadata.where}: {problem}", "take the safetensors version of the model"
+            )
+    if architecture.encoder:
+        name = architecture.name.removesuffix("Model")
+        return {"architectures": [f"{name}{_SCORER}"], "num_labels": keys.rows(_HEAD) or 1}
+    labels = keys.metadata.texts(f"{keys.prefix}.classifier.output_labels")
     if len(labels) != len(_ANSWERS) or {*labels} != _ANSWERS:
         problem = f"scores by the labels {quoted(labels)} are not supported"
         raise ConfigError(f"{keys.metadata.where}: {problem}", 'supported are those by "yes" and "no"')
+    name = architecture.name.removesuffix("ForCausalLM")
     return {
-        "architectures": [name.replace("ForCausalLM", "ForSequenceClassification")],
-        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "architectures": [f"{name}{_SCORER}"],
+        "id2label": {str(i): text for i, text in enumerate(labels)},
     }
 
 

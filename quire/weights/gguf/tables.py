@@ -51,6 +51,35 @@ GPT2 = {
     "ffn_down": "mlp.c_proj",
 }
 
+_ENCODER = {"token_embd": "embeddings.word_embeddings", "token_types": "embeddings.token_type_embeddings"}
+_BERT = {
+    **_ENCODER,
+    "token_embd_norm": "embeddings.LayerNorm",
+    "position_embd": "embeddings.position_embeddings",
+}
+BERT = {
+    **_BERT,
+    **{f"attn_{part[0]}": f"attention.self.{part}" for part in ("query", "key", "value")},
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+    "cls": "pooler.dense",  # also of RoBERTa, whose own name is another
+    "cls.output": "classifier",
+}
+DISTILBERT = {
+    **_BERT,
+    **{f"attn_{part}": f"attention.{part}_lin" for part in "qkv"},
+    "attn_output": "attention.out_lin",
+    "attn_output_norm": "sa_layer_norm",
+    "ffn_up": "ffn.lin1",
+    "ffn_down": "ffn.lin2",
+    "layer_output_norm": "output_layer_norm",
+    "cls": "pre_classifier",
+    "cls.output": "classifier",
+}
+
 
 def _experts(module: str, router: str, gate: str, up: str, down: str) -> dict[str, str]:
     """Return the names of experts that the checkpoint has one by one."""
