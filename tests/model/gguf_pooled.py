@@ -69,6 +69,21 @@ ENCODERS: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
 }
+ENCODERS["NomicBert"] = (
+    "nomic-bert",
+    {
+        "embeddings.word_embeddings": "token_embd",
+        "embeddings.token_type_embeddings": "token_types",
+        "emb_ln": "token_embd_norm",
+        "attn.Wqkv": "attn_qkv",
+        "attn.out_proj": "attn_output",
+        "norm1": "attn_output_norm",
+        "mlp.fc11": "ffn_up",
+        "mlp.fc12": "ffn_gate",
+        "mlp.fc2": "ffn_down",
+        "norm2": "layer_output_norm",
+    },
+)
 ENCODERS |= dict.fromkeys(("Roberta", "XLMRoberta", "Camembert"), ENCODERS["Bert"])
 _LAYER = re.compile(r"(?:model\.layers|encoder\.layers?|transformer\.layer)\.(\d+)\.(.+)")
 
@@ -144,12 +159,13 @@ def write_encoder_file(
         return next(config[key] for key in keys if key in config)
 
     keys = {
-        "context_length": stated("max_position_embeddings") - first,
-        "embedding_length": stated("hidden_size", "dim"),
-        "block_count": stated("num_hidden_layers", "n_layers"),
-        "feed_forward_length": stated("intermediate_size", "hidden_dim"),
-        "attention.head_count": stated("num_attention_heads", "n_heads"),
+        "context_length": stated("max_trained_positions", "max_position_embeddings") - first,
+        "embedding_length": stated("hidden_size", "dim", "n_embd"),
+        "block_count": stated("num_hidden_layers", "n_layers", "n_layer"),
+        "feed_forward_length": stated("intermediate_size", "hidden_dim", "n_inner"),
+        "attention.head_count": stated("num_attention_heads", "n_heads", "n_head"),
         "attention.layer_norm_epsilon": config.get("layer_norm_eps", 1e-12),
+        "rope.freq_base": config.get("rotary_emb_base"),
         "attention.causal": False,
         "pooling_type": pooling,
     }

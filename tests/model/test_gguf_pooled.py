@@ -148,7 +148,14 @@ def test_inspect_says_what_a_file_gives(
 
 
 TEXTS = ["a cat sat on the mat", "B", "dogs run: far away", "", "zebra (and) a horse", "\u0416 unknown"]
-EMBEDDING = ("BertModel", "RobertaModel", "XLMRobertaModel", "CamembertModel", "DistilBertModel")
+EMBEDDING = (
+    "BertModel",
+    "RobertaModel",
+    "XLMRobertaModel",
+    "CamembertModel",
+    "DistilBertModel",
+    "NomicBertModel",
+)
 RANKING = ("Roberta", "XLMRoberta", "Camembert", "DistilBert")
 
 
@@ -209,8 +216,9 @@ def test_rounded_weights_of_an_encoder(tmp_path: Path) -> None:
         assert together == [llm.embed(text, use_tqdm=False)[0].outputs.embedding for text in TEXTS]
 
 
-def test_the_longest_text_is_that_of_the_file(tmp_path: Path) -> None:
-    folder = write_encoder(tmp_path / "model", "XLMRobertaModel", "embed")
+@pytest.mark.parametrize("architecture", ["BertModel", "XLMRobertaModel", "NomicBertModel"])
+def test_the_longest_text_is_that_of_the_file(architecture: str, tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "model", architecture, "embed")
     path = write_encoder_file(folder, tmp_path / "m.gguf", 1)
     for place in (folder, path):
         with load(place) as llm, pytest.raises(QuireError, match="reads at most 40 tokens"):

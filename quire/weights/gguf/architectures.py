@@ -127,6 +127,9 @@ ARCHITECTURES = {
         transposed=frozenset({"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}),
     ),
     "bert": Architecture("BertModel", tables.BERT, layers="encoder.layer", changes=_ENCODER, encoder=True),
+    "nomic-bert": Architecture(
+        "NomicBertModel", tables.NOMIC_BERT, layers="encoder.layers", changes=_ENCODER, encoder=True
+    ),
     "gpt-oss": Architecture(
         "GptOssForCausalLM",
         tables.GPT_OSS,

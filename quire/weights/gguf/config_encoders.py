@@ -25,13 +25,30 @@ def distilbert(keys: Keys) -> dict[str, Any]:
     }
 
 
+def nomic_bert(keys: Keys) -> dict[str, Any]:
+    """Return what NomicBERT has of its own; the context in a file is the length that it was trained for."""
+    return {
+        "layer_norm_epsilon": _eps(keys),
+        "type_vocab_size": _segments(keys),
+        "n_inner": keys.size("feed_forward_length"),
+        "activation_function": "swiglu",
+        "max_trained_positions": keys.size("context_length"),
+        "rotary_emb_base": keys.number("rope.freq_base"),
+        "qkv_proj_bias": keys.has("attn_qkv.bias"),
+        "mlp_fc1_bias": keys.has("ffn_up.bias"),
+        "mlp_fc2_bias": keys.has("ffn_down.bias"),
+    }
+
+
 def _eps(keys: Keys) -> float | None:
     return keys.number("attention.layer_norm_epsilon")
 
 
 def _segments(keys: Keys) -> int:
     """Return the number of segments. Raises ConfigError if the file states another than it has."""
-    shape = keys.tensors["token_types.weight"].shape
+    if (table := keys.tensors.get("token_types.weight")) is None:
+        raise ConfigError(f"{keys.metadata.where}: has no token_types.weight", "is the file complete?")
+    shape = table.shape
     count = shape[0] if len(shape) > 1 else 1
     key = "tokenizer.ggml.token_type_count"
     if keys.metadata.size(key, count) != count:

@@ -68,6 +68,17 @@ BERT = {
     "cls": "pooler.dense",  # also of RoBERTa, whose own name is another
     "cls.output": "classifier",
 }
+NOMIC_BERT = {
+    **_ENCODER,
+    "token_embd_norm": "emb_ln",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.out_proj",
+    "attn_output_norm": "norm1",
+    "ffn_up": "mlp.fc11",
+    "ffn_gate": "mlp.fc12",
+    "ffn_down": "mlp.fc2",
+    "layer_output_norm": "norm2",
+}
 DISTILBERT = {
     **_BERT,
     **{f"attn_{part}": f"attention.{part}_lin" for part in "qkv"},
