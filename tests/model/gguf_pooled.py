@@ -36,6 +36,12 @@ _BERT = {
     "embeddings.position_embeddings": "position_embd",
     "embeddings.LayerNorm": "token_embd_norm",
 }
+GEMMA = {
+    **QWEN3,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 # Architecture in config.json -> that of the file, and its names
 ENCODERS: dict[str, tuple[str, dict[str, str]]] = {
     "Bert": (
@@ -183,6 +189,36 @@ def written(
     every = {"general.architecture": architecture, **{f"{architecture}.{key}": v for key, v in keys.items()}}
     metadata = {key: value for key, value in (every | others).items() if value is not None}
     return write(path, metadata, {name: (array, kinds(name, array)) for name, array in tensors.items()})
+
+
+def write_gemma_file(folder: Path, path: Path, *, dense: bool = True, **more: Any) -> Path:
+    """Write EmbeddingGemma, with its modules after pooling unless they were left out."""
+    config = json.loads((folder / "config.json").read_text())
+    arrays = {f"model.{name}": array for name, array in arrays_of(folder).items()}
+    arrays = {name: array + 1 if "norm" in name else array for name, array in arrays.items()}
+    tensors = renamed(arrays, GEMMA)
+    keys: dict[str, Any] = {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": config["head_dim"],
+        "attention.value_length": config["head_dim"],
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", 1e-6),
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": config["sliding_window_pattern"],
+        "rope.freq_base": float(config.get("rope_theta", 1e6)),
+        "pooling_type": 1,
+    }
+    for number in (2, 3) if dense else ():
+        (array,) = arrays_of(folder / f"{number}_Dense").values()
+        tensors[f"dense_{number}.weight"] = array
+        keys |= {f"dense_{number}_feat_in": array.shape[1], f"dense_{number}_feat_out": array.shape[0]}
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    others = tokens_of(tokenizer, json.loads((folder / "tokenizer_config.json").read_text()))
+    return written("gemma-embedding", keys | more, others, tensors, path, in_f32)
 
 
 def tokens_of(tokenizer: Config, settings: dict[str, str]) -> dict[str, Any]:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 from gguf_files import F32, Q8_0
-from gguf_pooled import arrays_of, write_decoder_file, write_encoder_file
+from gguf_pooled import arrays_of, write_decoder_file, write_encoder_file, write_gemma_file
 from safetensors.numpy import save_file
 from tiny import CONFIGS
-from tiny_encoders import write_bert, write_cross_encoder, write_decoder, write_encoder, write_modules
+from tiny_encoders import (
+    write_bert,
+    write_cross_encoder,
+    write_decoder,
+    write_embedding_gemma,
+    write_encoder,
+    write_modules,
+)
 
 from quire import LLM
 from quire.cli.main import main
@@ -280,3 +288,43 @@ def test_a_head_without_its_first_layer_is_refused(tmp_path: Path) -> None:
     save_file(arrays, folder / "model.safetensors")
     with pytest.raises(ConfigError, match=r"a part of its head, cls.weight, was left out"):
         load(write_encoder_file(folder, tmp_path / "m.gguf", None))
+
+
+def test_embedding_gemma_and_its_modules(tmp_path: Path) -> None:
+    folder = write_embedding_gemma(tmp_path / "model", rope_scaling=None)
+    path = write_gemma_file(folder, tmp_path / "m.gguf")
+    # norms are stored plus one, which rounds them
+    np.testing.assert_allclose(texts(path), texts(folder), atol=2e-6)
+    with load(path) as llm:
+        ids = [{"prompt_token_ids": [5] * count} for count in (30, 31)]
+        long, longer = (one.outputs.embedding for one in llm.embed(ids, use_tqdm=False))
+        assert len(long) == 12
+        assert long != longer
+    shutil.rmtree(folder / "3_Dense")
+    shutil.rmtree(folder / "2_Dense")
+    write_modules(folder, 16, "mean")
+    alone = write_gemma_file(folder, tmp_path / "alone.gguf", dense=False)
+    np.testing.assert_allclose(texts(alone), texts(folder), atol=2e-6)
+
+
+FAULTS_OF_GEMMA: dict[str, tuple[dict[str, Any], str]] = {
+    "no pooling": ({"pooling_type": None}, "has no 'gemma-embedding.pooling_type'"),
+    "causal": ({"attention.causal": True}, "attention to earlier tokens alone is not supported"),
+    "scores": ({"pooling_type": 4}, "cls.weight, was left out"),
+    "an odd number of heads": ({"attention.head_count_kv": 3}, "heads"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_GEMMA)
+def test_embedding_gemma_refused(fault: str, tmp_path: Path) -> None:
+    more, words = FAULTS_OF_GEMMA[fault]
+    folder = write_embedding_gemma(tmp_path / "model", rope_scaling=None)
+    with pytest.raises(ConfigError, match=words):
+        load(write_gemma_file(folder, tmp_path / "m.gguf", **more))
+
+
+def test_a_module_of_another_width_is_refused(tmp_path: Path) -> None:
+    folder = write_embedding_gemma(tmp_path / "model", rope_scaling=None)
+    save_file({"linear.weight": np.zeros((12, 41), np.float32)}, folder / "3_Dense" / "model.safetensors")
+    with pytest.raises(ConfigError, match="dense_3 takes 41 numbers, and gets 40"):
+        load(write_gemma_file(folder, tmp_path / "m.gguf"))

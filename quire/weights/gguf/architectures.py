@@ -78,6 +78,7 @@ ARCHITECTURES = {
     "gemma": Architecture("GemmaForCausalLM", one_plus=True),
     "gemma2": Architecture("Gemma2ForCausalLM", tables.GEMMA, one_plus=True),
     "gemma3": Architecture("Gemma3ForCausalLM", tables.GEMMA, one_plus=True),
+    "gemma-embedding": Architecture("Gemma3TextModel", tables.EMBEDDING_GEMMA, one_plus=True, encoder=True),
     "gemma3n": Architecture("Gemma3nForCausalLM", tables.GEMMA3N),
     "gemma4": Architecture("Gemma4ForCausalLM", tables.GEMMA4),
     "phi3": Architecture("Phi3ForCausalLM", tables.PACKED),

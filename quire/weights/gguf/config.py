@@ -328,6 +328,7 @@ _OWN: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "Qwen3_5MoeForCausalLM": config_states.qwen3_5,
     "Gemma2ForCausalLM": config_gemma.gemma2,
     "Gemma3ForCausalLM": config_gemma.gemma3,
+    "Gemma3TextModel": config_gemma.embedding_gemma,
     "Gemma3nForCausalLM": config_gemma.gemma3n,
     "Gemma4ForCausalLM": config_gemma.gemma4,
     "Lfm2ForCausalLM": config_states.lfm2,

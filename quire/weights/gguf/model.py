@@ -17,9 +17,11 @@ from quire.weights.gguf.pooling import settings_of
 from quire.weights.gguf.tensors import GgufTensors
 from quire.weights.gguf.tokenizer import tokenizer_of
 from quire.weights.gguf.tokens import FileTokens, end_tokens, read_tokens
+from quire.weights.renamed import RenamedTensors
 from quire.weights.sentence import SentenceSettings
 from quire.weights.source import TokenizerData
 from quire.weights.templates import MAX_TEMPLATE_BYTES, MAX_TEMPLATES, read_template
+from quire.weights.tensors import Tensors
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.ASCII | re.IGNORECASE)
 _MAX_PARTS = 1000
@@ -140,9 +142,11 @@ class GgufModel:
         keys, architecture = keys_of(self._files)
         return GgufTensors.of(self.where, self._files, architecture, sizes_of(keys, architecture))
 
-    def module_tensors(self, folder: str) -> GgufTensors:
-        """Raise ConfigError: such a file has no modules."""
-        raise ConfigError(f"{self.where} has no module {quoted(folder)}")
+    def module_tensors(self, folder: str) -> Tensors:
+        """Return those of the whole file that belong to a module."""
+        tensors = self.tensors()
+        names = {name.removeprefix(f"{folder}."): name for name in tensors if name.startswith(f"{folder}.")}
+        return RenamedTensors(tensors, names)
 
 
 def _parts(path: Path) -> list[Path]:

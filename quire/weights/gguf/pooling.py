@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from quire.errors import ConfigError, quoted
+from quire.types import DenseModule
 from quire.weights.gguf.architectures import Architecture
 from quire.weights.gguf.keys import Keys
+from quire.weights.gguf.tables import DENSE
 from quire.weights.sentence import SentenceSettings
 
 _KEY = "pooling_type"
@@ -25,7 +27,21 @@ def settings_of(keys: Keys) -> SentenceSettings | None:
     if method == _NONE:
         problem = f"{keys.prefix}.{_KEY} = 0: a vector for each token is not supported"
         raise ConfigError(f"{keys.metadata.where}: {problem}")
-    return None if method is None or ranks(keys) else SentenceSettings(_METHODS[method], normalized=True)
+    if method is None or ranks(keys):
+        return None
+    return SentenceSettings(_METHODS[method], normalized=True, dense=_dense(keys))
+
+
+def _dense(keys: Keys) -> tuple[DenseModule, ...]:
+    """Return the modules after pooling, none of which has an activation (EmbeddingGemma's)."""
+    found = []
+    for name in DENSE:
+        if (table := keys.tensors.get(f"{name}.weight")) is not None:
+            if len(table.shape) != 2:
+                raise ConfigError(f"{keys.metadata.where}: tensor {name}.weight is not a matrix")
+            size, width = table.shape
+            found.append(DenseModule(name, width, size, f"{name}.bias" in keys.tensors, None))
+    return tuple(found)
 
 
 def ranks(keys: Keys) -> bool:

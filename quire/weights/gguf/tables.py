@@ -31,6 +31,8 @@ NORMS_AFTER = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 GEMMA = {**NORMS_AFTER, "ffn_norm": "pre_feedforward_layernorm"}
+DENSE = {name: f"{name}.linear" for name in ("dense_2", "dense_3")}  # modules after pooling
+EMBEDDING_GEMMA = {**GEMMA, **DENSE}
 GLM4 = {**PACKED, "post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"}
 SEED_OSS = {"post_attention_norm": "post_attention_layernorm"}
 HUNYUAN = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
