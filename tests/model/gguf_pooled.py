@@ -90,8 +90,22 @@ ENCODERS["NomicBert"] = (
         "norm2": "layer_output_norm",
     },
 )
+ENCODERS["ModernBert"] = (
+    "modern-bert",
+    {
+        "embeddings.tok_embeddings": "token_embd",
+        "embeddings.norm": "token_embd_norm",
+        "attn_norm": "attn_norm",
+        "attn.Wqkv": "attn_qkv",
+        "attn.Wo": "attn_output",
+        "mlp_norm": "ffn_norm",
+        "mlp.Wi": "ffn_up",
+        "mlp.Wo": "ffn_down",
+        "final_norm": "output_norm",
+    },
+)
 ENCODERS |= dict.fromkeys(("Roberta", "XLMRoberta", "Camembert"), ENCODERS["Bert"])
-_LAYER = re.compile(r"(?:model\.layers|encoder\.layers?|transformer\.layer)\.(\d+)\.(.+)")
+_LAYER = re.compile(r"(?:model\.layers|encoder\.layers?|transformer\.layer|layers)\.(\d+)\.(.+)")
 
 
 def arrays_of(folder: Path) -> Arrays:
@@ -170,7 +184,10 @@ def write_encoder_file(
         "block_count": stated("num_hidden_layers", "n_layers", "n_layer"),
         "feed_forward_length": stated("intermediate_size", "hidden_dim", "n_inner"),
         "attention.head_count": stated("num_attention_heads", "n_heads", "n_head"),
-        "attention.layer_norm_epsilon": config.get("layer_norm_eps", 1e-12),
+        "attention.layer_norm_epsilon": config.get("norm_eps", 1e-12),
+        "attention.sliding_window": config.get("local_attention"),
+        "attention.sliding_window_pattern": config.get("global_attn_every_n_layers"),
+        "hidden_activation": config.get("hidden_activation"),
         "rope.freq_base": config.get("rotary_emb_base"),
         "attention.causal": False,
         "pooling_type": pooling,

@@ -163,6 +163,7 @@ EMBEDDING = (
     "CamembertModel",
     "DistilBertModel",
     "NomicBertModel",
+    "ModernBertModel",
 )
 RANKING = ("Roberta", "XLMRoberta", "Camembert", "DistilBert")
 
@@ -172,16 +173,17 @@ def texts(path: Path, **how: Any) -> list[list[float]]:
         return [one.outputs.embedding for one in llm.embed(TEXTS, use_tqdm=False)]
 
 
-def encoder(folder: Path, architecture: str, task: Literal["embed", "score"]) -> Path:
+def encoder(folder: Path, architecture: str, task: Literal["embed", "score"], **more: Any) -> Path:
     """A folder. A file does not state the activation of DistilBERT: this is that of the published ones."""
     config = json.loads((write_encoder(folder, architecture, task) / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"activation": "gelu"}))
+    (folder / "config.json").write_text(json.dumps(config | {"activation": "gelu"} | more))
     return folder
 
 
 @pytest.mark.parametrize("architecture", EMBEDDING)
 def test_embeddings_of_encoders(architecture: str, tmp_path: Path) -> None:
-    folder = encoder(tmp_path / "model", architecture, "embed")
+    more = {"norm_eps": 1e-5} if architecture == "ModernBertModel" else {}
+    folder = encoder(tmp_path / "model", architecture, "embed", **more)
     assert texts(write_encoder_file(folder, tmp_path / "m.gguf", None)) == texts(folder)
     for number, method in ((1, "mean"), (2, "cls"), (3, "last")):
         write_modules(folder, 16, method)
@@ -328,3 +330,28 @@ def test_a_module_of_another_width_is_refused(tmp_path: Path) -> None:
     save_file({"linear.weight": np.zeros((12, 41), np.float32)}, folder / "3_Dense" / "model.safetensors")
     with pytest.raises(ConfigError, match="dense_3 takes 41 numbers, and gets 40"):
         load(write_gemma_file(folder, tmp_path / "m.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("stated", "keys"),
+    [
+        ({"global_attn_every_n_layers": 2, "local_attention": 4}, {}),
+        (
+            {"layer_types": ["sliding_attention", "full_attention"], "hidden_activation": "silu"},
+            {"attention.sliding_window_pattern": [True, False]},
+        ),
+        ({"layer_types": ["full_attention"] * 2}, {"attention.sliding_window": None}),
+    ],
+)
+def test_windows_of_modernbert(stated: dict[str, Any], keys: dict[str, Any], tmp_path: Path) -> None:
+    folder = encoder(tmp_path / "model", "ModernBertModel", "embed", norm_eps=1e-5, **stated)
+    known = texts(folder)
+    assert texts(write_encoder_file(folder, tmp_path / "m.gguf", None, **keys)) == known
+    plain = encoder(tmp_path / "model", "ModernBertModel", "embed", norm_eps=1e-5)
+    assert texts(plain)[0] != known[0]
+
+
+def test_scores_of_modernbert_are_refused(tmp_path: Path) -> None:
+    folder = encoder(tmp_path / "model", "ModernBertModel", "embed")
+    with pytest.raises(ConfigError, match="scores of modern-bert are not supported"):
+        load(write_encoder_file(folder, tmp_path / "m.gguf", 4))

@@ -128,6 +128,7 @@ ARCHITECTURES = {
         transposed=frozenset({"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}),
     ),
     "bert": Architecture("BertModel", tables.BERT, layers="encoder.layer", changes=_ENCODER, encoder=True),
+    "modern-bert": Architecture("ModernBertModel", tables.MODERN_BERT, layers="layers", encoder=True),
     "nomic-bert": Architecture(
         "NomicBertModel", tables.NOMIC_BERT, layers="encoder.layers", changes=_ENCODER, encoder=True
     ),

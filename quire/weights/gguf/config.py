@@ -359,6 +359,7 @@ _OWN: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "Exaone4ForCausalLM": _exaone4,
     "GptOssForCausalLM": _gpt_oss,
     "BertModel": config_encoders.bert,
+    "ModernBertModel": config_encoders.modernbert,
     "NomicBertModel": config_encoders.nomic_bert,
     "DistilBertModel": config_encoders.distilbert,
 }

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from quire.errors import ConfigError
+from quire.weights.gguf.config_gemma import window
 from quire.weights.gguf.keys import Keys
+from quire.weights.gguf.pooling import ranks
 
 
 def bert(keys: Keys) -> dict[str, Any]:
@@ -37,6 +39,27 @@ def nomic_bert(keys: Keys) -> dict[str, Any]:
         "qkv_proj_bias": keys.has("attn_qkv.bias"),
         "mlp_fc1_bias": keys.has("ffn_up.bias"),
         "mlp_fc2_bias": keys.has("ffn_down.bias"),
+    }
+
+
+def modernbert(keys: Keys) -> dict[str, Any]:
+    """Return what ModernBERT has of its own. Raises ConfigError for scores: files do not say of what."""
+    if ranks(keys):
+        problem = "scores of modern-bert are not supported"
+        raise ConfigError(f"{keys.metadata.where}: {problem}", "take the safetensors version of the model")
+    near = window(keys)
+    kinds = near.get("layer_types") if near.get("sliding_window") else ["full_attention"] * keys.layers
+    return {
+        "norm_eps": _eps(keys),
+        "hidden_activation": keys.text("hidden_activation"),
+        "local_attention": near.get("sliding_window"),
+        "global_attn_every_n_layers": near.get("sliding_window_pattern"),
+        "layer_types": None if kinds is None else kinds[: keys.layers],
+        "global_rope_theta": keys.number("rope.freq_base"),
+        "local_rope_theta": keys.number("rope.freq_base_swa"),
+        "norm_bias": "output_norm.bias" in keys.tensors,
+        "attention_bias": keys.has("attn_output.bias"),
+        "mlp_bias": keys.has("ffn_down.bias"),
     }
 
 

@@ -81,6 +81,17 @@ NOMIC_BERT = {
     "ffn_down": "mlp.fc2",
     "layer_output_norm": "norm2",
 }
+MODERN_BERT = {
+    "token_embd": "embeddings.tok_embeddings",
+    "token_embd_norm": "embeddings.norm",
+    "output_norm": "final_norm",
+    "attn_norm": "attn_norm",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.Wo",
+    "ffn_norm": "mlp_norm",
+    "ffn_up": "mlp.Wi",
+    "ffn_down": "mlp.Wo",
+}
 DISTILBERT = {
     **_BERT,
     **{f"attn_{part}": f"attention.{part}_lin" for part in "qkv"},
