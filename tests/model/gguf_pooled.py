@@ -252,6 +252,10 @@ def tokens_of(tokenizer: Config, settings: dict[str, str]) -> dict[str, Any]:
             for one, kind in zip(texts, kinds, strict=True)
         ]
         found |= {"model": "bert", "pre": "default", "token_type_count": 2}
+    elif model["type"] == "BPE":
+        kinds = [3 if number in control else 1 for number in range(len(texts))]
+        merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
+        found |= {"model": "gpt2", "pre": "roberta-bpe", "merges": strings(merges), "token_type_count": 1}
     else:
         unknown = model["unk_id"]
         kinds = [2 if number == unknown else 3 if number in control else 1 for number in range(len(texts))]

@@ -88,7 +88,26 @@ def unigram() -> str:
     return json.dumps(data)
 
 
+@cache
+def byte_level() -> str:
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator(CORPUS + TEXTS[8:10], trainer)
+    library.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    return library.to_str()
+
+
 KINDS = {
+    "bytes": (byte_level(), XLM),
     "small": (word_piece(True), BERT),
     "capitals": (word_piece(False), BERT),
     "unigram": (unigram(), XLM),
@@ -124,7 +143,7 @@ def check(kind: str, folder: Path, one: str, two: str) -> None:
     first, last = (own.token_id(KINDS[kind][1][name]) for name in ("cls_token", "sep_token"))
     assert own.encode(one, add_special_tokens=False) == alone
     assert own.encode_whole(one) == [first, *alone, last]
-    between = [last] if kind == "unigram" else []
+    between = [last] if KINDS[kind][1] == XLM else []
     assert own.encode_whole(one, two) == [first, *alone, last, *between, *other, last]
 
 
@@ -164,6 +183,33 @@ def test_a_file_that_names_no_tokens(named: bool, tmp_path: Path) -> None:
     found = read(tmp_path / "m.gguf", metadata)
     assert found.encode_whole("the fox", "again") == own.encode_whole("the fox", "again")
     assert found.special_tokens["sep_token"] == "[SEP]"
+
+
+@pytest.mark.parametrize("kind", ["bytes", "unigram"])
+@pytest.mark.parametrize(
+    ("stated", "before", "after", "between"),
+    [
+        ({}, [0], [2], [2]),
+        ({"add_bos_token": False}, [], [2], [2]),
+        ({"add_sep_token": False}, [0], [2], []),
+        ({"add_eos_token": False}, [0], [], []),
+    ],
+)
+def test_tokens_around_texts_are_those_stated(
+    kind: str,
+    stated: dict[str, bool],
+    before: list[int],
+    after: list[int],
+    between: list[int],
+    tmp_path: Path,
+) -> None:
+    metadata = tokens_of(json.loads(KINDS[kind][0]), XLM)
+    metadata |= {f"tokenizer.ggml.{key}": value for key, value in stated.items()}
+    own = read(tmp_path / "m.gguf", metadata)
+    fox, again = (own.encode(text, add_special_tokens=False) for text in ("the fox", "again"))
+    assert own.encode_whole("the fox") == [*before, *fox, *after]
+    if after:
+        assert own.encode_whole("the fox", "again") == [*before, *fox, *after, *between, *again, *after]
 
 
 FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
