@@ -24,6 +24,7 @@ DEFAULTS = {
     "rms_norm_eps": 1e-5,
     "eos_token_id": None,
     "rotary_emb_base": 10_000.0,
+    "rope_scaling": None,
     "rope_parameters": None,
     "qkv_proj_bias": True,
     "mlp_fc1_bias": True,

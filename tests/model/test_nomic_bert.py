@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_pooled import arrays_of
+from gguf_pooled import arrays_of, write_encoder_file
 from tiny_encoders import write_encoder, write_modules
 
 from quire import LLM
@@ -55,11 +55,25 @@ def normed(x: np.ndarray, w: Arrays, name: str) -> np.ndarray:
 @pytest.mark.parametrize("device", ["reference", "native"])
 def test_the_definition(device: str, tmp_path: Path) -> None:
     folder = write_encoder(tmp_path, "NomicBertModel", "embed")
-    with LLM(str(folder), device=device) as llm:
-        (output,) = llm.embed({"prompt_token_ids": IDS}, use_tqdm=False)
     known = expected(arrays_of(folder), IDS, 2, 1000.0)
-    np.testing.assert_allclose(output.outputs.embedding, known, atol=2e-6)
+    np.testing.assert_allclose(embedding(folder, device), known, atol=2e-6)
     assert np.abs(known - expected(arrays_of(folder), IDS, 2, 10_000.0)).max() > 1e-3
+
+
+def test_a_scaled_rope(tmp_path: Path) -> None:
+    """Of a folder and of a file: positions count a quarter."""
+    folder = write_encoder(tmp_path / "model", "NomicBertModel", "embed")
+    scaling = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+    path = write_encoder_file(folder, tmp_path / "m.gguf", None, **scaling)
+    plain = embedding(folder)
+    scaled = embedding(changed(folder, rope_scaling={"rope_type": "linear", "factor": 4.0}))
+    assert plain != scaled == embedding(path)
+
+
+def embedding(path: Path, device: str = "reference") -> list[float]:
+    with LLM(str(path), device=device) as llm:
+        (output,) = llm.embed({"prompt_token_ids": IDS}, use_tqdm=False)
+        return output.outputs.embedding
 
 
 def changed(folder: Path, **fields: Any) -> Path:
