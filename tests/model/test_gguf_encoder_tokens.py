@@ -212,6 +212,15 @@ def test_tokens_around_texts_are_those_stated(
         assert own.encode_whole("the fox", "again") == [*before, *fox, *after, *between, *again, *after]
 
 
+def test_a_token_of_text_that_is_named_stays_text(tmp_path: Path) -> None:
+    """What separates may be an ordinary token."""
+    metadata = tokens_of(
+        json.loads(byte_level()), {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "e"}
+    )
+    own = read(tmp_path / "m.gguf", metadata)
+    assert own.token_id("e") in own.encode("e", add_special_tokens=False)
+
+
 FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "no scores": ("unigram", {"scores": None}, "tokens have 0 scores"),
     "too few scores": ("unigram", {"scores": [0.5]}, "tokens have 1 scores"),

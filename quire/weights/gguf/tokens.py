@@ -21,7 +21,7 @@ NAMED = {
     "cls_token": "cls",
     "mask_token": "mask",
 }
-_WHOLE = ("bos", "eos", "seperator", "unknown", "cls", "mask")  # matched as a whole, whatever their types
+_WHOLE = ("bos", "eos", "unknown")  # matched as a whole, whatever their types
 _ENDS = ("eos", "eot", "eom")
 # Names of tokens that end an answer, which many files do not state; the second group only where there is no
 # <|return|>, whose models write <|end|> between the parts of an answer.
