@@ -21,6 +21,7 @@ _DECODER, _BARE, _SCORER = "ForCausalLM", "Model", "ForSequenceClassification"
 _BARE_TEXT = "TextModel"  # of families whose other models read images too
 # The tokens of a decoder that answers whether a document meets a query, unless config.json names others
 _ANSWERS = ("no", "yes")
+_HEAD = "score"  # a matrix of the rows for these alone, which id2label names then
 # Fields of config.json that say how scores are made; the last is vLLM's and always so here.
 _OF_SCORES = (
     "classifier_from_token",
@@ -38,7 +39,8 @@ def read_for(source: ModelSource, task: str, read: ReadDecoder, decoders: Collec
     """
     raw = source.config()
     name = _architecture(raw)
-    if task == "auto" and (name in CROSS_ENCODERS or raw.get("classifier_from_token") is not None):
+    rows = _rows_of_head(raw)
+    if task == "auto" and (name in CROSS_ENCODERS or rows or raw.get("classifier_from_token") is not None):
         task = "score"
     # Files of a model for scores may list other modules.
     settings = source.sentence_settings() if task in ("auto", "embed") else None
@@ -55,7 +57,9 @@ def read_for(source: ModelSource, task: str, read: ReadDecoder, decoders: Collec
         raise ConfigError(f"unknown architecture {quoted(name)} of a model for embeddings", hint)
     decoder = {**raw, "architectures": [_as_decoder(name, decoders)]}
     pooling = _embedding(settings) if settings else Pooling("embed", "last", normalized=True)
-    if task == "score":
+    if task == "score" and rows:
+        pooling = Pooling("score", answers=rows, head=_HEAD)
+    elif task == "score":
         pooling = Pooling("score", answers=_answers(raw, find_tokenizer(source)))
     model = read(decoder)
     longest = model.config.max_position_embeddings
@@ -159,6 +163,18 @@ def _has_sigmoid(raw: Mapping[str, Any]) -> bool:
     if kind not in ("Sigmoid", "Identity"):
         raise ConfigError(f"config.json: the activation {quoted(stated)} is not supported")
     return kind == "Sigmoid"
+
+
+def _rows_of_head(raw: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the rows of the answers in a matrix of their own, None for a decoder that has none."""
+    labels = raw.get("id2label")
+    if not isinstance(labels, dict) or raw.get("classifier_from_token") is not None:
+        return None
+    named = [labels.get(str(number)) for number in range(len(labels))]
+    if not _architecture(raw).endswith(_SCORER) or named not in ([*_ANSWERS], [*reversed(_ANSWERS)]):
+        return None
+    no, yes = (named.index(answer) for answer in _ANSWERS)
+    return no, yes
 
 
 def _answers(raw: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[int, int]:

@@ -1,5 +1,5 @@
 """Encoders: BERT (arXiv:1810.04805), RoBERTa (1907.11692) with XLM-R (1911.02116) and CamemBERT (1911.03894),
-DistilBERT (1910.01108), MPNet (2004.09297), ModernBERT (2412.13663).
+DistilBERT (1910.01108), MPNet (2004.09297), ModernBERT (2412.13663), and NomicBERT of a file of its own.
 
 Their attention goes both ways, so a text is computed whole. They give its embedding, or with a head the score
 of a pair of texts.
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from quire.errors import ConfigError, quoted
+from quire.models import nomic_bert
 from quire.models.config import FULL, SLIDING, ModelConfig, read_config, read_fields
 from quire.models.model import Model
 from quire.models.pooling import attend_both, embed_segments, ended, pool
@@ -30,7 +31,7 @@ class Encoder:
     """A family of encoders: how its layers and the head of its cross-encoders are recorded.
 
     `defaults`, `spelled` and `only` are as in Family; `unused` are patterns of tensors that no part needs.
-    `first_position` returns the position of the first token, if that is not 0.
+    `longest` returns the number of positions that can be used.
     """
 
     record: Callable[[Builder, ModelConfig, Pooling], Value]
@@ -39,7 +40,7 @@ class Encoder:
     spelled: Mapping[str, str] = field(default_factory=dict)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
-    first_position: Callable[[ModelConfig], int] = lambda cfg: 0
+    longest: Callable[[ModelConfig], int] = lambda cfg: cfg.max_position_embeddings
 
 
 class _Names(NamedTuple):
@@ -281,16 +282,24 @@ _PLAIN = {
 _BUFFERS = ("embeddings.position_ids",)
 _UNUSED = (*_BUFFERS, "cls.*", "lm_head.*", "pooler.*")
 _bert = Encoder(bert, _bert_head, _BERT, _EPS, _PLAIN, _UNUSED)
-_roberta = Encoder(roberta, _roberta_head, _ROBERTA, _EPS, _PLAIN, _UNUSED, _after_padding)
+_roberta = Encoder(
+    *(roberta, _roberta_head, _ROBERTA, _EPS, _PLAIN, _UNUSED),
+    longest=lambda cfg: cfg.max_position_embeddings - _after_padding(cfg),
+)
 _camembert = replace(_roberta, defaults=_CAMEMBERT)
 _distilbert = Encoder(distilbert, _distilbert_head, _DISTILBERT, _DISTILBERT_NAMES, unused=("vocab_*",))
 _mpnet = Encoder(
     *(mpnet, _roberta_head, _MPNET, _EPS),
     only={"relative_attention_num_buckets": (32,)},
     unused=_UNUSED,
-    first_position=lambda cfg: _FIRST_OF_MPNET,
+    longest=lambda cfg: cfg.max_position_embeddings - _FIRST_OF_MPNET,
 )
 _modern = Encoder(modernbert, _modern_head, _MODERN, _MODERN_NAMES, unused=("head.*", "decoder.*"))
+_nomic = Encoder(
+    *(nomic_bert.nomic_bert, _bert_head, nomic_bert.DEFAULTS, nomic_bert.SPELLED, nomic_bert.ONLY),
+    unused=("cls.*", "pooler.*"),
+    longest=nomic_bert.longest,
+)
 ENCODERS: dict[str, Encoder] = {
     "BertModel": _bert,
     "BertForMaskedLM": _bert,
@@ -305,6 +314,7 @@ ENCODERS: dict[str, Encoder] = {
     "DistilBertForMaskedLM": _distilbert,
     "MPNetModel": _mpnet,
     "MPNetForMaskedLM": _mpnet,
+    "NomicBertModel": _nomic,
     "ModernBertModel": _modern,
     "ModernBertForMaskedLM": _modern,
 }
@@ -331,7 +341,7 @@ def read_encoder(name: str, raw: Mapping[str, Any], pooling: Pooling) -> Model:
     x = encoder.record(b, cfg, pooling)
     output = encoder.head(b, cfg, x) if pooling.task == "score" else pool(b, x, pooling.method)
     program = ended(b.program(output, encoder.unused), pooling)
-    return Model(name, cfg, program, pooling, cfg.max_position_embeddings - encoder.first_position(cfg))
+    return Model(name, cfg, program, pooling, encoder.longest(cfg))
 
 
 def fields_of(name: str) -> set[str]:

@@ -26,13 +26,18 @@ def pooled_decoder(program: Program, pooling: Pooling) -> Program:
             out = pool(b, body.output, pooling.method)
             body = b.program(out, ignored, program.left_out)
         return ended(body, pooling)
-    vocab_size = head.weight.shape[0]
+    weight, bias, ignored = head.weight, head.bias, program.ignored
+    if pooling.head is not None:
+        name = f"{pooling.head}.weight"
+        weight, bias = WeightSpec(name, (len(pooling.answers), head.x.width), (name,)), None
+        ignored = (*ignored, *(source for spec in head.weights() for source in spec.sources))
+    vocab_size = weight.shape[0]
     if max(pooling.answers) >= vocab_size:
         raise ConfigError(f"token {max(pooling.answers):,} is not among the {vocab_size:,} of the model")
     rows = Rows(vocab_size, tuple((token, 1) for token in pooling.answers))
     out = Value(1 + max(value.index for op in program for value in op.outputs()), "L", (2,))
-    linear = ops.Linear(out, head.x, _some(head.weight, rows), head.bias and _some(head.bias, rows))
-    return replace(program, ops=(*program.ops[:place], linear), output=out, pooled=True)
+    linear = ops.Linear(out, head.x, _some(weight, rows), bias and _some(bias, rows))
+    return replace(program, ops=(*program.ops[:place], linear), output=out, pooled=True, ignored=ignored)
 
 
 def _some(weight: WeightSpec, rows: Rows) -> WeightSpec:

@@ -17,7 +17,8 @@ class Pooling:
 
     `method` makes one vector of a text's hidden states, the layers `dense` change it, `normalized` scales it
     to length 1. The score of a decoder is that of the second of the tokens `answers` against the first, at
-    the last position; `sigmoid` is applied to it.
+    the last position; `sigmoid` is applied to it. With a `head`, the answers are rows of this matrix, which
+    has no others, in place of tokens.
     `separator` is the token after which the second segment of a pair begins, -1 if segments do not matter.
     """
 
@@ -26,6 +27,7 @@ class Pooling:
     normalized: bool = False
     dense: tuple[DenseModule, ...] = ()
     answers: tuple[int, int] | None = None
+    head: str | None = None
     separator: int = -1
     sigmoid: bool = True
 

@@ -26,7 +26,8 @@ from quire.weights.gguf.container import GgufFile
 from quire.weights.gguf.metadata import Metadata
 from quire.weights.gguf.model import GgufModel
 from quire.weights.gguf.splits import SPLITS
-from quire.weights.gguf.tokenizer import FileTokens, end_tokens, read_tokens, tokenizer_of
+from quire.weights.gguf.tokenizer import tokenizer_of
+from quire.weights.gguf.tokens import FileTokens, end_tokens, read_tokens
 from quire.weights.gguf.types import TYPES
 from quire.weights.hub import open_model
 from quire.weights.load import load

@@ -14,6 +14,7 @@ import pytest
 from gguf_converted import FOLDERS as CONVERTED
 from gguf_converted import MADE
 from gguf_files import F16, F32, Q8_0, write
+from gguf_pooled import ENCODERS
 from safetensors import safe_open
 from test_goldens import check_tiny_random
 from tiny import Dense as Numbers
@@ -238,9 +239,12 @@ WITHOUT_CHECKPOINT |= {"exaone4", "hunyuan-dense", "seed_oss"}
 
 def test_every_architecture_is_tested() -> None:
     compared = {*FOLDERS.values(), *FOLDERS_2.values(), *CONVERTED.values(), *MADE.values()}
-    assert compared | WITHOUT_CHECKPOINT == set(ARCHITECTURES)
+    encoders = {name for name, architecture in ARCHITECTURES.items() if architecture.encoder}
+    assert encoders == {name for name, _ in ENCODERS.values()} | {"gemma-embedding"}
+    assert compared | WITHOUT_CHECKPOINT | encoders == set(ARCHITECTURES)
     variants = (MISTRAL, MIXTRAL, OLMO3, DEEPSEEK_V2)
-    names = {architecture.name for architecture in (*ARCHITECTURES.values(), *variants)}
+    decoders = [architecture for name, architecture in ARCHITECTURES.items() if name not in encoders]
+    names = {architecture.name for architecture in (*decoders, *variants)}
     assert names == set(FAMILIES) - NOT_IN_GGUF
 
 

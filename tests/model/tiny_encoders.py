@@ -41,6 +41,29 @@ _DISTILBERT = {
     "max_position_embeddings": 40,
 }
 _ROBERTA = {**CONFIG, "type_vocab_size": 1, "pad_token_id": 1, "max_position_embeddings": 42}
+_NOMIC = {  # as nomic-embed-text-v1.5 has them, but for the sizes
+    "vocab_size": 64,
+    "n_embd": 16,
+    "n_inner": 24,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 160,
+    "max_trained_positions": 40,
+    "type_vocab_size": 2,
+    "activation_function": "swiglu",
+    "layer_norm_epsilon": 1e-12,
+    "qkv_proj_bias": False,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "causal": False,
+    "prenorm": False,
+    "parallel_block": False,
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": None,
+}
 _MODERN = {**CONFIG, "local_attention": 8, "max_position_embeddings": 40}
 # By what the names of architectures begin with
 ENCODERS: dict[str, dict[str, Any]] = {
@@ -51,6 +74,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "DistilBert": _DISTILBERT,
     "MPNet": {**CONFIG, "max_position_embeddings": 42},
     "ModernBert": _MODERN,
+    "NomicBert": _NOMIC,
 }
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _MODULES = "sentence_transformers.models."
@@ -135,8 +159,13 @@ def write_cross_encoder(folder: Path, **more: Any) -> Path:
 def _write(folder: Path, config: dict[str, Any], program: Program, without: str = "") -> None:
     """Write config.json, a tokenizer and random weights, their names without this beginning."""
     (folder / "config.json").write_text(json.dumps(config))
-    weights = random_weights(program)
-    arrays = {name.removeprefix(without): weight.array for name, weight in weights.items()}
+    specs, arrays = program.weights(), {}
+    for name, weight in random_weights(program).items():
+        array, rows = weight.array, specs[name].rows
+        if rows is not None and name.endswith(".of_tokens.weight"):  # the rest is read by nothing
+            array, (name, *_) = np.full((rows.period, *array.shape[1:]), np.float32(100)), specs[name].sources
+            array[rows.of(rows.period)] = weight.array
+        arrays[name.removeprefix(without)] = array
     save_file(arrays, folder / "model.safetensors", {"format": "pt"})
     _tokenizer().save(str(folder / "tokenizer.json"))
     names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}

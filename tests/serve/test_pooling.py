@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+from gguf_pooled import write_encoder_file
 from server import Server, running
-from tiny_encoders import write_bert, write_cross_encoder, write_embedding_gemma
+from tiny_encoders import write_bert, write_cross_encoder, write_embedding_gemma, write_encoder
 
 TEXTS = ["a cat sat on the mat", "b", "dogs run far away"]
 
@@ -52,6 +53,22 @@ def test_ollama_embeds_texts(embedder: Server) -> None:
     assert status == 400
     assert "40 tokens" in error
     assert ask(embedder, "/api/show")["capabilities"] == ["embedding"]
+
+
+def test_files_of_llama_cpp(embedder: Server, tmp_path: Path) -> None:
+    folder = write_bert(tmp_path / "model")
+    with running(model=str(write_encoder_file(folder, tmp_path / "bert.gguf", 1))) as server:
+        for path, body in (("/v1/embeddings", {"input": TEXTS}), ("/api/embed", {"input": TEXTS})):
+            found, known = (ask(one, path, **body) for one in (server, embedder))
+            key = "data" if "data" in known else "embeddings"
+            assert found[key] == known[key]
+    folder = write_encoder(tmp_path / "ranking", "XLMRobertaForSequenceClassification", "score")
+    replies = []
+    for model in (folder, write_encoder_file(folder, tmp_path / "ranking.gguf", None)):
+        with running(model=str(model)) as server:
+            replies.append(ask(server, "/rerank", query="a cat", documents=TEXTS)["results"])
+    assert replies[0] == replies[1]
+    assert len({one["relevance_score"] for one in replies[0]}) == len(TEXTS)
 
 
 def test_openai_embeds_with_dense_modules(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ class Architecture:
     config.json's world stores [in, out], `bare` those whose tensor has no suffix there, with the name of
     their bias. `alternating`: of a gate and what it multiplies in one matrix, rows alternate.
     `tiled_values`: value heads of delta nets are in another order than their keys. `changes` are those of
-    tensors by their names in the file.
+    tensors by their names in the file. `encoder`: tokens see those after them.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Architecture:
     alternating: bool = False
     tiled_values: bool = False
     changes: Mapping[str, Alteration] = field(default_factory=dict)
+    encoder: bool = False
 
 
 _KERNEL, _VECTOR, _DECAY = (
@@ -44,6 +45,7 @@ _KERNEL, _VECTOR, _DECAY = (
 _STATES = {"ssm_conv1d.weight": _KERNEL, "ssm_a": _DECAY, "ssm_d": _VECTOR, "ssm_norm.weight": _VECTOR}
 _GATED_SHARED = {"ffn_gate_inp_shexp.weight": Alteration(form="row")}
 _NET = {**_STATES, **_GATED_SHARED}
+_ENCODER = {name: Alteration(form="row") for name in ("token_types.weight", "cls.output.weight")}
 _CONV = {"shortconv.conv.weight": _KERNEL}
 
 
@@ -76,6 +78,7 @@ ARCHITECTURES = {
     "gemma": Architecture("GemmaForCausalLM", one_plus=True),
     "gemma2": Architecture("Gemma2ForCausalLM", tables.GEMMA, one_plus=True),
     "gemma3": Architecture("Gemma3ForCausalLM", tables.GEMMA, one_plus=True),
+    "gemma-embedding": Architecture("Gemma3TextModel", tables.EMBEDDING_GEMMA, one_plus=True, encoder=True),
     "gemma3n": Architecture("Gemma3nForCausalLM", tables.GEMMA3N),
     "gemma4": Architecture("Gemma4ForCausalLM", tables.GEMMA4),
     "phi3": Architecture("Phi3ForCausalLM", tables.PACKED),
@@ -124,6 +127,11 @@ ARCHITECTURES = {
         layers="transformer.h",
         transposed=frozenset({"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}),
     ),
+    "bert": Architecture("BertModel", tables.BERT, layers="encoder.layer", changes=_ENCODER, encoder=True),
+    "modern-bert": Architecture("ModernBertModel", tables.MODERN_BERT, layers="layers", encoder=True),
+    "nomic-bert": Architecture(
+        "NomicBertModel", tables.NOMIC_BERT, layers="encoder.layers", changes=_ENCODER, encoder=True
+    ),
     "gpt-oss": Architecture(
         "GptOssForCausalLM",
         tables.GPT_OSS,
@@ -141,3 +149,6 @@ MIXTRAL = Architecture("MixtralForCausalLM", tables.MIXTRAL, paired=True)  # "ll
 MISTRAL = Architecture("MistralForCausalLM", paired=True)  # "llama" with a sliding window, or "mistral3"
 OLMO3 = Architecture("Olmo3ForCausalLM", tables.NORMS_AFTER)  # "olmo2" with a sliding window
 DEEPSEEK_V2 = Architecture("DeepseekV2ForCausalLM", tables.LATENT)  # "deepseek2" with a softmax router
+DISTILBERT = Architecture(  # "bert" without segments
+    "DistilBertModel", tables.DISTILBERT, layers="transformer.layer", changes=_ENCODER, encoder=True
+)

@@ -57,7 +57,7 @@ class Alteration:
         if self.form == "scalar" and math.prod(shape) == 1:
             return ()
         if self.form == "row":
-            return (1, math.prod(shape))
+            return (1, *shape) if len(shape) == 1 else shape
         if self.form == "pixels":
             return (shape[0], math.prod(shape[1:]))
         if self.form == "frames":

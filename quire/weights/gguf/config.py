@@ -8,12 +8,21 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.errors import ConfigError, did_you_mean, quoted
-from quire.weights.gguf import config_experts, config_gemma, config_latent, config_states
-from quire.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V2, MISTRAL, MIXTRAL, OLMO3, Architecture
+from quire.weights.gguf import config_encoders, config_experts, config_gemma, config_latent, config_states
+from quire.weights.gguf.architectures import (
+    ARCHITECTURES,
+    DEEPSEEK_V2,
+    DISTILBERT,
+    MISTRAL,
+    MIXTRAL,
+    OLMO3,
+    Architecture,
+)
 from quire.weights.gguf.config_gemma import window
 from quire.weights.gguf.config_latent import scores_are_sigmoids
 from quire.weights.gguf.container import GgufFile
 from quire.weights.gguf.keys import Keys, experts
+from quire.weights.gguf.pooling import scoring
 
 _DENSE = re.compile(r"blk\.(\d{1,4})\.ffn_gate\.weight", re.ASCII)  # of a layer without experts
 _NO_MODELS = {
@@ -62,6 +71,8 @@ def _variant(keys: Keys) -> Architecture:
         return MISTRAL
     if keys.prefix == "olmo2" and keys.optional_size("attention.sliding_window"):
         return OLMO3
+    if keys.prefix == "bert" and "token_types.weight" not in keys.tensors:
+        return DISTILBERT
     if keys.prefix == "deepseek2" and not scores_are_sigmoids(keys):
         return DEEPSEEK_V2
     return ARCHITECTURES[keys.prefix]
@@ -95,6 +106,8 @@ def config_of(files: tuple[GgufFile, ...], end_tokens: list[int]) -> dict[str, A
         _check_heads(keys)
     if architecture.name in _OWN:
         config |= _OWN[architecture.name](keys)
+    _check_causal(keys, architecture.encoder)
+    config |= scoring(keys, architecture)
     return {name: value for name, value in config.items() if value is not None or name in _NULL}
 
 
@@ -103,6 +116,13 @@ def _intermediate_size(keys: Keys) -> int | None:
     if keys.prefix in _BY_LAYER:
         return keys.largest("feed_forward_length") if keys.value("feed_forward_length") is not None else None
     return None if keys.prefix in _ONLY_EXPERTS else keys.size("feed_forward_length")
+
+
+def _check_causal(keys: Keys, encoder: bool) -> None:
+    if keys.flag("attention.causal") is encoder:
+        seen = "to earlier tokens alone" if encoder else "to later tokens"
+        problem = f"the architecture {quoted(keys.prefix)} with attention {seen} is not supported"
+        raise ConfigError(f"{keys.metadata.where}: {problem}")
 
 
 def _check_heads(keys: Keys) -> None:
@@ -309,6 +329,7 @@ _OWN: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "Qwen3_5MoeForCausalLM": config_states.qwen3_5,
     "Gemma2ForCausalLM": config_gemma.gemma2,
     "Gemma3ForCausalLM": config_gemma.gemma3,
+    "Gemma3TextModel": config_gemma.embedding_gemma,
     "Gemma3nForCausalLM": config_gemma.gemma3n,
     "Gemma4ForCausalLM": config_gemma.gemma4,
     "Lfm2ForCausalLM": config_states.lfm2,
@@ -338,4 +359,8 @@ _OWN: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "Olmo3ForCausalLM": window,
     "Exaone4ForCausalLM": _exaone4,
     "GptOssForCausalLM": _gpt_oss,
+    "BertModel": config_encoders.bert,
+    "ModernBertModel": config_encoders.modernbert,
+    "NomicBertModel": config_encoders.nomic_bert,
+    "DistilBertModel": config_encoders.distilbert,
 }

@@ -53,6 +53,12 @@ def gemma3(keys: Keys) -> dict[str, Any]:
     }
 
 
+def embedding_gemma(keys: Keys) -> dict[str, Any]:
+    """Return the fields of EmbeddingGemma, the layers of Gemma 3 with attention both ways."""
+    keys.size("pooling_type")
+    return {**gemma3(keys), "use_bidirectional_attention": True}
+
+
 def _per_head(keys: Keys) -> int:
     return keys.size("embedding_length") // keys.size("attention.head_count")
 

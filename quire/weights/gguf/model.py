@@ -14,11 +14,16 @@ from quire.weights.gguf.choice import names_model
 from quire.weights.gguf.config import config_of, keys_of
 from quire.weights.gguf.container import MAGIC, GgufFile
 from quire.weights.gguf.names import sizes_of
+from quire.weights.gguf.pooling import settings_of
 from quire.weights.gguf.tensors import GgufTensors
-from quire.weights.gguf.tokenizer import FileTokens, end_tokens, read_tokens, tokenizer_of
+from quire.weights.gguf.tokenizer import tokenizer_of
+from quire.weights.gguf.tokens import FileTokens, end_tokens, read_tokens
 from quire.weights.gguf.tower import Tower, tower_beside
+from quire.weights.renamed import RenamedTensors
+from quire.weights.sentence import SentenceSettings
 from quire.weights.source import TokenizerData
 from quire.weights.templates import MAX_TEMPLATE_BYTES, MAX_TEMPLATES, read_template
+from quire.weights.tensors import Tensors
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.ASCII | re.IGNORECASE)
 _MAX_PARTS = 1000
@@ -110,8 +115,9 @@ class GgufModel:
     def _tokens(self) -> FileTokens | None:
         return read_tokens(self._files[0].metadata)
 
-    def sentence_settings(self) -> None:
-        """Return None: no metadata says how texts become embeddings."""
+    def sentence_settings(self) -> SentenceSettings | None:
+        keys, _ = keys_of(self._files)
+        return settings_of(keys)
 
     def image_processor(self) -> dict[str, Any]:
         """Return what the file of the vision tower says; {} if there is none."""
@@ -150,9 +156,11 @@ class GgufModel:
         found = GgufTensors.of(self.where, self._files, architecture, sizes_of(keys, architecture))
         return found if tower is None else found.beside(tower.file, tower.tensors())
 
-    def module_tensors(self, folder: str) -> GgufTensors:
-        """Raise ConfigError: such a file has no modules."""
-        raise ConfigError(f"{self.where} has no module {quoted(folder)}")
+    def module_tensors(self, folder: str) -> Tensors:
+        """Return those of the whole file that belong to a module."""
+        tensors = self.tensors()
+        names = {name.removeprefix(f"{folder}."): name for name in tensors if name.startswith(f"{folder}.")}
+        return RenamedTensors(tensors, names)
 
 
 def _parts(path: Path) -> list[Path]:

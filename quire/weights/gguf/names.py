@@ -10,12 +10,13 @@ from quire.errors import ConfigError
 from quire.weights.gguf.architectures import Architecture
 from quire.weights.gguf.changes import PLAIN, Alteration, Order
 from quire.weights.gguf.keys import Keys
-from quire.weights.gguf.tables import PLAIN_NAMES
+from quire.weights.gguf.tables import DENSE, PLAIN_NAMES
 
 # Tensors of no layer; a name that is whole as it is in a table begins with one of the others.
 _OF_NO_LAYER = {
     *("token_embd", "position_embd", "output_norm", "output", "token_embd_norm", "altup_proj"),
     *("altup_unembd_proj", "per_layer_token_embd", "per_layer_model_proj", "per_layer_proj_norm"),
+    *("token_types", "cls", "cls.output", *DENSE),
 }
 _LAYER = re.compile(r"(?:blk\.(\d{1,4})\.)?(.+)", re.ASCII)
 _PART = re.compile(r"([a-z0-9_.]+?)(?:\.(\d{1,4}))?(\.weight|\.bias)", re.ASCII)

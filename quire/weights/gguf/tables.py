@@ -11,6 +11,7 @@ PLAIN_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
+    "cls.output": "score",
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -30,6 +31,8 @@ NORMS_AFTER = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 GEMMA = {**NORMS_AFTER, "ffn_norm": "pre_feedforward_layernorm"}
+DENSE = {name: f"{name}.linear" for name in ("dense_2", "dense_3")}  # modules after pooling
+EMBEDDING_GEMMA = {**GEMMA, **DENSE}
 GLM4 = {**PACKED, "post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"}
 SEED_OSS = {"post_attention_norm": "post_attention_layernorm"}
 HUNYUAN = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
@@ -48,6 +51,57 @@ GPT2 = {
     "ffn_norm": "ln_2",
     "ffn_up": "mlp.c_fc",
     "ffn_down": "mlp.c_proj",
+}
+
+_ENCODER = {"token_embd": "embeddings.word_embeddings", "token_types": "embeddings.token_type_embeddings"}
+_BERT = {
+    **_ENCODER,
+    "token_embd_norm": "embeddings.LayerNorm",
+    "position_embd": "embeddings.position_embeddings",
+}
+BERT = {
+    **_BERT,
+    **{f"attn_{part[0]}": f"attention.self.{part}" for part in ("query", "key", "value")},
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+    "cls": "pooler.dense",  # also of RoBERTa, whose own name is another
+    "cls.output": "classifier",
+}
+NOMIC_BERT = {
+    **_ENCODER,
+    "token_embd_norm": "emb_ln",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.out_proj",
+    "attn_output_norm": "norm1",
+    "ffn_up": "mlp.fc11",
+    "ffn_gate": "mlp.fc12",
+    "ffn_down": "mlp.fc2",
+    "layer_output_norm": "norm2",
+}
+MODERN_BERT = {
+    "token_embd": "embeddings.tok_embeddings",
+    "token_embd_norm": "embeddings.norm",
+    "output_norm": "final_norm",
+    "attn_norm": "attn_norm",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.Wo",
+    "ffn_norm": "mlp_norm",
+    "ffn_up": "mlp.Wi",
+    "ffn_down": "mlp.Wo",
+}
+DISTILBERT = {
+    **_BERT,
+    **{f"attn_{part}": f"attention.{part}_lin" for part in "qkv"},
+    "attn_output": "attention.out_lin",
+    "attn_output_norm": "sa_layer_norm",
+    "ffn_up": "ffn.lin1",
+    "ffn_down": "ffn.lin2",
+    "layer_output_norm": "output_layer_norm",
+    "cls": "pre_classifier",
+    "cls.output": "classifier",
 }
 
 

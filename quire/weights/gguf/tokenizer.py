@@ -1,119 +1,73 @@
 """The tokenizer of a GGUF file's metadata, as what a tokenizer.json that means the same holds.
 
-Three kinds are supported: byte-level BPE ("gpt2"), whose merges the file states; SentencePiece's BPE
-("llama"), whose merges follow from the scores of the pieces; the same with stated merges ("gemma4").
+Five kinds are supported: byte-level BPE ("gpt2"), whose merges the file states; SentencePiece's BPE
+("llama"), whose merges follow from the scores of the pieces; the same with stated merges ("gemma4");
+WordPiece ("bert") and SentencePiece's Unigram ("t5") of encoders.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import ConfigError, quoted
-from quire.weights.gguf.metadata import Metadata
+from quire.weights.gguf.pieces import unigram, word_pieces
 from quire.weights.gguf.splits import split_of, unnamed_split
+from quire.weights.gguf.tokens import (
+    BYTE,
+    DEFINED,
+    NAMED,
+    NORMAL,
+    SPACE,
+    UNUSED,
+    FileTokens,
+    surrounded,
+    tokenizer_json,
+)
 from quire.weights.source import TokenizerData
 
 _LOG = logging.getLogger(__name__)
-_NO_TOKEN = (1 << 32) - 1
-_NORMAL, _UNKNOWN, _CONTROL, _DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-_SPACE = "\u2581"
-_NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-_ENDS = ("eos", "eot", "eom")
-# Names of tokens that end an answer, which many files do not state; the second group only where there is no
-# <|return|>, whose models write <|end|> between the parts of an answer.
-_ENDING = {
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|im_end|>",
-    "<end_of_turn>",
-    "<|return|>",
-    "<|call|>",
-    "<|endoftext|>",
-    "<turn|>",
-}
-_ENDING_VISIBLY = "<|tool_response>"  # files give it the type of text, for who reads the call before it
-_ENDING_OTHERWISE = {"<|end|>", "<|end_of_text|>", "</s>", "<eos>"}
-
-
-@dataclass(frozen=True, slots=True)
-class FileTokens:
-    """The tokens of a file: ids by text, the texts and types by id, and the ids of named ones."""
-
-    metadata: Metadata
-    vocabulary: dict[str, int]
-    texts: list[str]
-    types: list[int] | list[float]
-    ids: dict[str, int]
-
-    @property
-    def where(self) -> str:
-        return self.metadata.where
+_BPE = {"type": "BPE", "dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
 
 
 def tokenizer_of(tokens: FileTokens) -> TokenizerData:
     """Return the tokenizer. Raises ConfigError for an unsupported kind."""
     metadata = tokens.metadata
     kind = metadata.text("tokenizer.ggml.model")
+    if kind == "bert":
+        data, tokens = word_pieces(tokens)
+        return _with_settings(tokens, data, {})
+    encodes = {"cls", "seperator"} <= tokens.ids.keys()  # as encoders do, whose texts begin and end
     if kind == "gpt2":
         data, begins = _byte_level(tokens)
+        begins, ends = begins or encodes, encodes
     elif kind in ("llama", "gemma4"):
-        data, begins = _sentence_pieces(tokens, merges_are_stated=kind == "gemma4"), True
+        data, begins, ends = _sentence_pieces(tokens, merges_are_stated=kind == "gemma4"), True, False
+    elif kind == "t5":
+        data, begins, ends = unigram(tokens), "bos" in tokens.ids, True
     else:
         raise ConfigError(
             f"{metadata.where}: a tokenizer of the kind {quoted(kind)} is not supported",
             "take the safetensors version of the model, with its tokenizer.json",
         )
-    settings: dict[str, Any] = {
-        name: tokens.texts[tokens.ids[key]] for name, key in _NAMED.items() if key in tokens.ids
-    }
-    stated = metadata.flag("tokenizer.ggml.add_bos_token")
-    settings["add_bos_token"] = begins if stated is None else stated
-    if metadata.flag("tokenizer.ggml.add_eos_token") and "eos" in tokens.ids:
-        data["post_processor"] = _appending(settings["eos_token"], tokens.ids["eos"])
-    return TokenizerData(f"the tokenizer of {metadata.where}", data, settings)
+    begins, ends, divides = (
+        default if stated is None else stated
+        for default, stated in (
+            (begins, metadata.flag("tokenizer.ggml.add_bos_token")),
+            (ends, metadata.flag("tokenizer.ggml.add_eos_token")),
+            (True, metadata.flag("tokenizer.ggml.add_sep_token")),
+        )
+    )
+    if ends and "eos" in tokens.ids:
+        first = "bos" if begins and "bos" in tokens.ids else None
+        between = "seperator" if divides and "seperator" in tokens.ids else None
+        data["post_processor"] = surrounded(tokens, first, "eos", between)
+    return _with_settings(tokens, data, {"add_bos_token": begins})
 
 
-def end_tokens(tokens: FileTokens) -> list[int]:
-    """Return the ids of tokens that end an answer: those stated, and those known by their names."""
-    stated = [tokens.ids[name] for name in _ENDS if name in tokens.ids]
-    harmony = "<|return|>" in tokens.vocabulary
-    names = _ENDING if harmony else _ENDING | _ENDING_OTHERWISE
-    found = (tokens.vocabulary.get(name, -1) for name in names)
-    control = {number for number in found if number >= 0 and tokens.types[number] == _CONTROL}
-    if _ENDING_VISIBLY in tokens.vocabulary:
-        control.add(tokens.vocabulary[_ENDING_VISIBLY])
-    return list(dict.fromkeys((*stated, *sorted(control))))
-
-
-def read_tokens(metadata: Metadata) -> FileTokens | None:
-    """Read the tokens, with their types and the ids of named ones; None for a file without a tokenizer.
-
-    Raises ConfigError if they do not fit.
-    """
-    if metadata.text("tokenizer.ggml.model") in (None, "no_vocab", "none"):
-        return None
-    texts = metadata.texts("tokenizer.ggml.tokens")
-    if not texts:
-        raise ConfigError(f"{metadata.where}: the metadata has a tokenizer without tokens")
-    vocabulary = {text or f"[EMPTY_{number}]": number for number, text in enumerate(texts)}
-    if len(vocabulary) < len(texts):
-        raise ConfigError(f"{metadata.where}: two tokens have one text")
-    texts = [*vocabulary]
-    types = metadata.numbers("tokenizer.ggml.token_type") or [_NORMAL] * len(texts)
-    if len(types) != len(texts):
-        raise ConfigError(f"{metadata.where}: {len(texts):,} tokens have {len(types):,} types")
-    ids: dict[str, int] = {}
-    for name in {*_ENDS, *_NAMED.values()}:
-        key = f"tokenizer.ggml.{name}_token_id"
-        number = metadata.size(key, _NO_TOKEN, least=-1, most=_NO_TOKEN)
-        if 0 <= number < len(texts):
-            ids[name] = number
-        elif number not in (-1, _NO_TOKEN):
-            problem = f"{key} = {number:,}, but there are {len(texts):,} tokens"
-            raise ConfigError(f"{metadata.where}: {problem}")
-    return FileTokens(metadata, vocabulary, texts, types, ids)
+def _with_settings(tokens: FileTokens, data: dict[str, Any], settings: dict[str, Any]) -> TokenizerData:
+    named = {name: tokens.texts[tokens.ids[key]] for name, key in NAMED.items() if key in tokens.ids}
+    return TokenizerData(f"the tokenizer of {tokens.where}", data, named | settings)
 
 
 def _byte_level(tokens: FileTokens) -> tuple[dict[str, Any], bool]:
@@ -134,13 +88,15 @@ def _byte_level(tokens: FileTokens) -> tuple[dict[str, Any], bool]:
     ]
     in_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     model = {
+        **_BPE,
+        "vocab": tokens.vocabulary,
         "merges": metadata.texts("tokenizer.ggml.merges"),
         "ignore_merges": split.whole,
         "byte_fallback": False,
         "unk_token": None,
         "fuse_unk": False,
     }
-    data = _tokenizer(tokens, model)
+    data = tokenizer_json(tokens, model)
     data["normalizer"] = {"type": "NFC"} if split.composed else None
     data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*passes, in_bytes]}
     data["decoder"] = in_bytes
@@ -151,22 +107,24 @@ def _sentence_pieces(tokens: FileTokens, merges_are_stated: bool) -> dict[str, A
     spaced = tokens.metadata.flag("tokenizer.ggml.add_space_prefix") is not False
     unknown = tokens.ids.get("unknown")
     model = {
+        **_BPE,
+        "vocab": tokens.vocabulary,
         "merges": tokens.metadata.texts("tokenizer.ggml.merges") if merges_are_stated else _merges(tokens),
         "ignore_merges": False,
-        "byte_fallback": _BYTE in tokens.types,
+        "byte_fallback": BYTE in tokens.types,
         "unk_token": None if unknown is None else tokens.texts[unknown],
         "fuse_unk": True,
     }
-    to_pieces: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}]
+    to_pieces: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]
     to_text: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
     if spaced:
-        to_pieces.insert(0, {"type": "Prepend", "prepend": _SPACE})
+        to_pieces.insert(0, {"type": "Prepend", "prepend": SPACE})
         to_text.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    data = _tokenizer(tokens, model)
+    data = tokenizer_json(tokens, model)
     data["normalizer"] = {"type": "Sequence", "normalizers": to_pieces}
     data["decoder"] = {"type": "Sequence", "decoders": to_text}
     return data
@@ -181,7 +139,7 @@ def _merges(tokens: FileTokens) -> list[tuple[str, str]]:
     ids = {
         text: number
         for number, (text, kind) in enumerate(zip(tokens.texts, tokens.types, strict=True))
-        if kind in (_NORMAL, _DEFINED, _UNUSED)
+        if kind in (NORMAL, DEFINED, UNUSED)
     }
     for text, number in ids.items():
         if len(text) > _LONGEST_PIECE:
@@ -195,45 +153,3 @@ def _merges(tokens: FileTokens) -> list[tuple[str, str]]:
 
 
 _LONGEST_PIECE = 256  # characters; SentencePiece allows 16 unless told otherwise
-
-
-def _tokenizer(tokens: FileTokens, model: dict[str, Any]) -> dict[str, Any]:
-    """Return a tokenizer.json with the vocabulary, and the tokens that are matched as a whole."""
-    named = {tokens.ids[name] for name in ("bos", "eos", "unknown") if name in tokens.ids}
-    whole = [
-        {
-            "id": number,
-            "content": text,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": kind != _DEFINED or number in named,
-        }
-        for number, (text, kind) in enumerate(zip(tokens.texts, tokens.types, strict=True))
-        if kind in (_CONTROL, _DEFINED) or number in named
-    ]
-    shared = {"type": "BPE", "dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": whole,
-        "normalizer": None,
-        "pre_tokenizer": None,
-        "post_processor": None,
-        "decoder": None,
-        "model": {**shared, **model, "vocab": tokens.vocabulary},
-    }
-
-
-def _appending(text: str, number: int) -> dict[str, Any]:
-    """Return a post-processor that puts a token at the end of every text."""
-    end = {"SpecialToken": {"id": text, "type_id": 0}}
-    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
-    return {
-        "type": "TemplateProcessing",
-        "single": [first, end],
-        "pair": [first, end, second, end],
-        "special_tokens": {text: {"id": text, "ids": [number], "tokens": [text]}},
-    }

@@ -15,7 +15,7 @@ from quire.weights.gguf.choice import towers_by_preference
 from quire.weights.gguf.container import GgufFile, TensorHeader
 from quire.weights.gguf.keys import Keys
 from quire.weights.gguf.tensors import GgufTensor
-from quire.weights.gguf.tokenizer import FileTokens
+from quire.weights.gguf.tokens import FileTokens
 from quire.weights.gguf.tower_kinds import KINDS, TowerKind, deep_layers
 
 _OF_LAYER = re.compile(r"(v\.(blk|deepstack)\.)(\d{1,4})(\..+)", re.ASCII)
