@@ -22,6 +22,7 @@ from quire.backends.cuda.accelerator import DeviceArray, DeviceFault, Launch
 from quire.backends.cuda.driver import Gpu, open_gpu
 from quire.backends.cuda.gpu_group import GpuGroup
 from quire.backends.cuda.library import LEAST_ROWS, open_library
+from quire.backends.cuda.pinned import PinnedBuffers
 from quire.backends.cuda.products import float_product
 from quire.backends.cuda.self_check import check_accelerator
 from quire.errors import ConfigError
@@ -74,6 +75,18 @@ def test_arrays_are_copied(gpu: Gpu) -> None:
     gpu.upload(buffer, array).wait()
     assert (copy.result() == values).all()
     assert (gpu.fetch(array).result().view(np.uint8) == 7).all()
+
+
+def test_pinned_memory_is_used_again(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For copies each of which is a little larger than the one before."""
+    pinned, allocated = PinnedBuffers(gpu._pinned.allocate), list[int]()
+    own = pinned.allocate
+    monkeypatch.setattr(pinned, "allocate", lambda size: allocated.append(size) or own(size))
+    monkeypatch.setattr(gpu, "_pinned", pinned)
+    array = gpu.allocate(1 << 20)
+    for size in range(1 << 19, 1 << 20, 1 << 16):
+        gpu.fetch(array.part(0, (size,))).result()
+    assert sum(allocated) <= 2 << 20
 
 
 def test_a_check_passes(gpu: Gpu) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -42,6 +42,7 @@ from quire.backends.cuda.accelerator import (
 from quire.backends.cuda.faults import Reported, first_line, is_of_driver
 from quire.backends.cuda.library import Library, open_library
 from quire.backends.cuda.manifest import SWIZZLE, CompiledKernel, Manifest, launch_key
+from quire.backends.cuda.pinned import PinnedBuffers
 from quire.errors import ConfigError
 
 LEAST_DRIVER = 13000  # the CUDA version, times 1000, that runs these cubins
@@ -49,7 +50,6 @@ RESERVED_BYTES = 512 << 20  # for the driver, for kernels, and for other program
 _OWN_SHARED_BYTES = 48 << 10  # shared memory that a block has without asking for more
 _MOST_DESCRIPTORS = 1 << 13  # that are kept
 _L2_PROMOTION = 2  # of what tensor descriptors describe: 128 bytes are read at once
-_STAGING_BYTES = 1 << 16  # the least that is allocated of pinned memory
 _ON_CPU = "leave device out to use the CPU"
 _MAX_SHARED = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
@@ -100,7 +100,7 @@ class Gpu:
         self.ranks, self.num_ranks = (self,), 1
         self.stream: Stream = device.create_stream()
         self._device = device
-        self._pinned = _Pinned()
+        self._pinned = PinnedBuffers(LegacyPinnedMemoryResource().allocate)
         self._kernels: dict[str, _Loaded] = {}
         self._descriptors: dict[tuple[Any, ...], Any] = {}
         self._library: Library | None = None
@@ -159,7 +159,7 @@ class Gpu:
     @reported("raise the limit of locked memory (ulimit -l)")
     def stage(self, num_bytes: int) -> HostBuffer:
         self._device.set_current()
-        pinned = self._pinned.memory.allocate(num_bytes)
+        pinned = self._pinned.allocate(num_bytes)
         there = (ctypes.c_uint8 * num_bytes).from_address(int(pinned.handle))
         return HostBuffer(np.ctypeslib.as_array(there), pinned)
 
@@ -313,31 +313,6 @@ class _Loaded:
         )
 
 
-@dataclass(slots=True)
-class _Pinned:
-    """Host memory that a GPU copies from and to; a buffer is taken again when its last copy has ended."""
-
-    memory: LegacyPinnedMemoryResource = field(default_factory=LegacyPinnedMemoryResource)
-    busy: list[tuple[Buffer, Event]] = field(default_factory=list)
-    free: list[Buffer] = field(default_factory=list)
-
-    def take(self, num_bytes: int) -> Buffer:
-        """Return the smallest free buffer that has so many bytes, or a new one."""
-        ended = [event.is_done for _, event in self.busy]
-        self.free += [buffer for (buffer, _), done in zip(self.busy, ended, strict=True) if done]
-        self.busy = [pair for pair, done in zip(self.busy, ended, strict=True) if not done]
-        enough = [buffer for buffer in self.free if buffer.size >= num_bytes]
-        if not enough:
-            return self.memory.allocate(max(num_bytes, _STAGING_BYTES))
-        best = min(enough, key=lambda buffer: buffer.size)
-        self.free.remove(best)
-        return best
-
-    def give_back(self, buffer: Buffer, last: Event) -> None:
-        """Let the buffer be taken again when the event `last` has come."""
-        self.busy.append((buffer, last))
-
-
 @dataclass(frozen=True, slots=True)
 class _Fetched:
     """A copy to pinned memory; the event comes when it has ended."""
@@ -345,7 +320,7 @@ class _Fetched:
     array: DeviceArray
     staged: Buffer
     ended: Event
-    pinned: _Pinned
+    pinned: PinnedBuffers
 
     @reported()
     def result(self) -> np.ndarray:
