@@ -59,7 +59,7 @@ def gpu(kernels: PretendedKernels) -> Gpu:
 
 def test_what_a_gpu_says(gpu: Gpu) -> None:
     assert gpu.in_words() == "pretended GPU, sm_90"
-    assert gpu.free_bytes() == (4 << 30) - (512 << 20)
+    assert gpu.free_bytes() <= (4 << 30) - (512 << 20)
     assert gpu.state() == ""
     with pytest.raises(ConfigError, match="there is no GPU 2: this machine has 2"):
         open_gpu(2)
@@ -90,7 +90,10 @@ def test_pinned_memory_is_used_again(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_check_passes(gpu: Gpu) -> None:
+    """It leaves no memory behind."""
+    free = gpu.free_bytes()
     check_accelerator(gpu)
+    assert gpu.free_bytes() == free
 
 
 @pytest.mark.parametrize("dependent", [True, False])

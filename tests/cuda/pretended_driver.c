@@ -76,6 +76,7 @@ static struct {
   int device;
 } ranges[MOST_RANGES];
 static size_t num_ranges;
+static size_t used, reserved;  // of all pools, which keep what is freed until they are trimmed
 
 static int allocate_host(void** found, size_t size) {
   if (posix_memalign(found, 256, size ? size : 1)) return NO_MEMORY;
@@ -90,6 +91,8 @@ static int allocate(void** found, size_t size) {
   ranges[num_ranges].first = *found;
   ranges[num_ranges].size = size;
   ranges[num_ranges++].device = (int)context - 1;
+  used += size;
+  if (used > reserved) reserved = used;
   return OK;
 }
 
@@ -98,8 +101,23 @@ static int free_memory(void* memory) {
   return OK;
 }
 
+static int free_allocated(char* memory) {
+  for (size_t r = num_ranges; r--;) {
+    if (ranges[r].first != memory) continue;
+    used -= ranges[r].size;
+    ranges[r] = ranges[--num_ranges];
+    return free_memory(memory);
+  }
+  return INVALID;
+}
+
+static int trim(void) {
+  reserved = used;
+  return OK;
+}
+
 static int memory_info(size_t* unused, size_t* total) {
-  *unused = (size_t)4 << 30;
+  *unused = ((size_t)4 << 30) - reserved;
   *total = (size_t)8 << 30;
   return OK;
 }
@@ -292,9 +310,10 @@ static const struct {
     {"cuMemPoolSetAttribute", done},
     {"cuMemPoolGetAttribute", pool_attribute},
     {"cuMemPoolSetAccess", done},
+    {"cuMemPoolTrimTo", trim},
     {"cuMemPoolGetAccess", pool_access},
     {"cuMemAllocFromPoolAsync", allocate},
-    {"cuMemFreeAsync", free_memory},
+    {"cuMemFreeAsync", free_allocated},
     {"cuMemAllocHost", allocate_host},
     {"cuMemFreeHost", free_memory},
     {"cuMemGetInfo", memory_info},

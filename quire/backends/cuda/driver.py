@@ -6,6 +6,7 @@ None of it has run on a GPU yet: tests run it with cuda-core on pretended ones (
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -113,7 +114,12 @@ class Gpu:
 
     @reported()
     def free_bytes(self) -> int:
+        """See Accelerator.free_bytes. What models before had may be of garbage, or in the driver's pool."""
+        gc.collect()
         self._device.set_current()
+        self.stream.sync()
+        if isinstance(pool := self._device.memory_resource, DeviceMemoryResource):
+            _checked(*driver.cuMemPoolTrimTo(pool.handle, 0))
         free, _ = _checked(*driver.cuMemGetInfo())
         return max(0, free - RESERVED_BYTES)
 
