@@ -96,6 +96,19 @@ def test_a_check_passes(gpu: Gpu) -> None:
     assert gpu.free_bytes() == free
 
 
+def test_memory_is_free_for_the_next_model(tmp_path: Path, gpu: Gpu) -> None:
+    """Also of matrices and activations that kernels take by tiles, once they have been launched."""
+    gpu.open_library()  # whose workspace stays
+    free, model = gpu.free_bytes(), write_checkpoint(tmp_path, format="bf16")
+    llm = make(model, device="cuda:0")
+    ask(llm)
+    assert gpu._descriptors
+    assert gpu.free_bytes() < free
+    llm.close()
+    del llm
+    assert gpu.free_bytes() == free
+
+
 @pytest.mark.parametrize("dependent", [True, False])
 @pytest.mark.parametrize("number", [1, 2])
 def test_graphs(kernels: PretendedKernels, number: int, dependent: bool) -> None:

@@ -261,7 +261,9 @@ class Gpu:
         if key not in self._descriptors:
             if len(self._descriptors) == _MOST_DESCRIPTORS:  # places of activations differ by their number
                 self._descriptors.clear()
-            view = StridedMemoryView.from_buffer(_region(array), array.shape, dtype=array.dtype)
+            # It owns no memory: what is kept here would keep that of arrays that nobody has any more.
+            region = Buffer.from_handle(_address(array), array.num_bytes)
+            view = StridedMemoryView.from_buffer(region, array.shape, dtype=array.dtype)
             options = TensorMapDescriptorOptions(tile, data_type=array.dtype)
             options.swizzle = type(options.swizzle)(SWIZZLE)
             options.l2_promotion = type(options.l2_promotion)(_L2_PROMOTION)
