@@ -179,6 +179,7 @@ class Gpu:
     def launch(self, launch: Launch | RankExchange) -> None:
         if isinstance(launch, RankExchange) or launch.is_empty:
             return
+        self._device.set_current()
         if self._library is None or not self._library.computes(launch):
             self.submit(self.call(launch), self.stream)
 
