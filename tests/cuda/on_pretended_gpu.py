@@ -133,6 +133,16 @@ def test_an_error_of_the_driver_is_a_fault_of_the_device(gpu: Gpu) -> None:
     assert "end what else uses the GPU" in str(raised.value.hint)
 
 
+def test_a_gpu_that_broke_ends_the_work_of_all(kernels: PretendedKernels) -> None:
+    """Also where the driver reports it of another GPU, which itself works."""
+    first, _ = (open_gpu(i) for i in range(2))
+    kernels.fail(1, 700)
+    with pytest.raises(DeviceFault, match="it works no more") as raised:
+        first.allocate(1 << 60)
+    kernels.fail(1, 0)
+    assert not raised.value.works
+
+
 @pytest.mark.parametrize(
     "options",
     [

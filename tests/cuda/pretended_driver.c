@@ -25,6 +25,13 @@ static _Thread_local intptr_t context;
 
 static int done(void) { return OK; }
 
+static int errors[DEVICES + 1];  // of contexts, and of the driver itself
+
+void pretended_error(int device, int error) { errors[device + 1] = error; }
+
+static int initialize(void) { return errors[0]; }
+static int synchronize_context(void) { return errors[context]; }
+
 static int set_context(intptr_t own) {
   context = own;
   return OK;
@@ -290,7 +297,7 @@ static const struct {
   const char* name;
   void* function;
 } functions[] = {
-    {"cuInit", done},
+    {"cuInit", initialize},
     {"cuDriverGetVersion", cuDriverGetVersion},
     {"cuGetErrorName", error_name},
     {"cuDeviceGetCount", device_count},
@@ -305,7 +312,7 @@ static const struct {
     {"cuCtxGetCurrent", get_context},
     {"cuCtxSetCurrent", set_context},
     {"cuCtxGetDevice", device_of_context},
-    {"cuCtxSynchronize", done},
+    {"cuCtxSynchronize", synchronize_context},
     {"cuCtxGetStreamPriorityRange", priorities},
     {"cuMemPoolSetAttribute", done},
     {"cuMemPoolGetAttribute", pool_attribute},

@@ -40,7 +40,7 @@ from quire.backends.cuda.accelerator import (
     in_graph,
     row_of,
 )
-from quire.backends.cuda.faults import Reported, first_line, is_of_driver
+from quire.backends.cuda.faults import Reported, checked, first_line, is_of_driver
 from quire.backends.cuda.library import Library, open_library
 from quire.backends.cuda.manifest import SWIZZLE, CompiledKernel, Manifest, launch_key
 from quire.backends.cuda.pinned import PinnedBuffers
@@ -55,8 +55,17 @@ _ON_CPU = "leave device out to use the CPU"
 _MAX_SHARED = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
+_opened: list[Device] = []
+
+
 def _works() -> bool:
-    return int(driver.cuCtxSynchronize()[0]) == 0
+    """Return whether all GPUs that this process opened work: others feel it when one does not."""
+    for device in (None, *_opened):
+        if device is not None:
+            device.set_current()
+        if int(driver.cuCtxSynchronize()[0]) != 0:
+            return False
+    return True
 
 
 reported = Reported(_works)
@@ -66,9 +75,9 @@ reported = Reported(_works)
 def open_gpu(index: int) -> Gpu:
     """Return a GPU. Raises ConfigError if there is none, or if its driver or its kind is too old."""
     try:
-        version = _checked(*driver.cuDriverGetVersion())
-        _checked(*driver.cuInit(0))
-        count = _checked(*driver.cuDeviceGetCount())
+        version = checked(*driver.cuDriverGetVersion())
+        checked(*driver.cuInit(0))
+        count = checked(*driver.cuDeviceGetCount())
     except (RuntimeError, ImportError) as error:  # pathfinder's error is one of the two, by version
         problem = "no NVIDIA driver was found on this machine"
         raise ConfigError(problem, f"install the driver (nvidia-smi shows it), or {_ON_CPU}") from error
@@ -95,6 +104,7 @@ class Gpu:
 
     def __init__(self, device: Device, manifest: Manifest) -> None:
         device.set_current()
+        _opened.append(device)
         self.name = f"cuda:{device.device_id}"
         self.manifest = manifest
         self.target = _target(device, manifest)
@@ -119,8 +129,8 @@ class Gpu:
         self._device.set_current()
         self.stream.sync()
         if isinstance(pool := self._device.memory_resource, DeviceMemoryResource):
-            _checked(*driver.cuMemPoolTrimTo(pool.handle, 0))
-        free, _ = _checked(*driver.cuMemGetInfo())
+            checked(*driver.cuMemPoolTrimTo(pool.handle, 0))
+        free, _ = checked(*driver.cuMemGetInfo())
         return max(0, free - RESERVED_BYTES)
 
     def state(self) -> str:
@@ -277,7 +287,7 @@ class Gpu:
         kernel = ObjectCode.from_cubin(self.manifest.cubin(self.target, entry)).get_kernel(entry.symbol)
         if entry.shared_bytes > _OWN_SHARED_BYTES:
             at = self._device.device_id
-            _checked(*driver.cuKernelSetAttribute(_MAX_SHARED, entry.shared_bytes, kernel.handle, at))
+            checked(*driver.cuKernelSetAttribute(_MAX_SHARED, entry.shared_bytes, kernel.handle, at))
         return _Loaded(kernel, entry)
 
 
@@ -348,13 +358,6 @@ def _target(device: Device, manifest: Manifest) -> str:
     except ConfigError as error:
         raise ConfigError(f"{device.name}: {error}", f"{error.hint}, or {_ON_CPU}") from error
     return target
-
-
-def _checked(result: Any, *values: Any) -> Any:
-    """Return the values of a call of the driver, a single one by itself. Raises RuntimeError if it failed."""
-    if int(result) != 0:
-        raise RuntimeError(f"the CUDA driver reports {result.name}")
-    return values[0] if len(values) == 1 else values
 
 
 def _dotted(version: int) -> str:
