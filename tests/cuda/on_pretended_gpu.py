@@ -143,6 +143,13 @@ def test_a_gpu_that_broke_ends_the_work_of_all(kernels: PretendedKernels) -> Non
     assert not raised.value.works
 
 
+def test_a_driver_that_cannot_be_used_says_why(kernels: PretendedKernels) -> None:
+    kernels.fail(-1, 802)
+    with pytest.raises(ConfigError, match="CUDA_ERROR_SYSTEM_NOT_READY"):
+        open_gpu(9)
+    kernels.fail(-1, 0)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -40,7 +40,7 @@ from quire.backends.cuda.accelerator import (
     in_graph,
     row_of,
 )
-from quire.backends.cuda.faults import Reported, checked, first_line, is_of_driver
+from quire.backends.cuda.faults import DriverError, Reported, checked, first_line, is_of_driver
 from quire.backends.cuda.library import Library, open_library
 from quire.backends.cuda.manifest import SWIZZLE, CompiledKernel, Manifest, launch_key
 from quire.backends.cuda.pinned import PinnedBuffers
@@ -78,6 +78,9 @@ def open_gpu(index: int) -> Gpu:
         version = checked(*driver.cuDriverGetVersion())
         checked(*driver.cuInit(0))
         count = checked(*driver.cuDeviceGetCount())
+    except DriverError as error:
+        problem = f"the NVIDIA driver cannot be used: {first_line(error)}"
+        raise ConfigError(problem, f"nvidia-smi may say what it needs, or {_ON_CPU}") from error
     except (RuntimeError, ImportError) as error:  # pathfinder's error is one of the two, by version
         problem = "no NVIDIA driver was found on this machine"
         raise ConfigError(problem, f"install the driver (nvidia-smi shows it), or {_ON_CPU}") from error
