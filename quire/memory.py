@@ -133,8 +133,7 @@ def plan_memory(
     activations += device.slots_bytes(program, config.max_num_seqs, sizing.nbytes([1] * len(groups)))
     activations += drafting.activation_bytes if drafting else 0
     activations += _image_bytes(device, weights, vision, config) if vision else 0
-    adapters = stored_bytes(user_path(config.adapter_dir)) if config.adapter_dir is not None else 0
-    left = available - working - activations - adapters - (config.prefix_cache_memory_bytes or 0)
+    left = available - working - activations - beside_bytes(device, config)
     left -= config.max_num_seqs * sum(group.slot_bytes for group in groups)
     longest = config.max_model_len or longest
     if program.pooled:  # a step computes whole texts, and nothing outlives it
@@ -164,6 +163,13 @@ def plan_memory(
     )
 
 
+def beside_bytes(device: Device, config: EngineConfig) -> int:
+    """Return the bytes beside weights, steps and cache: of adapters, and of blocks that the host keeps."""
+    folder = config.adapter_dir
+    adapters = 0 if folder is None else stored_bytes(user_path(folder))
+    return adapters + (config.prefix_cache_memory_bytes or 0 if device.is_host else 0)
+
+
 def _draft_memory(
     device: Device,
     program: Program,
@@ -177,7 +183,7 @@ def _draft_memory(
     `weights` are those of the model, among which a prediction layer has its own.
     """
     block_bytes = sum(device.block_bytes(spec, dtype, config.block_size) for spec in draft.program.caches)
-    block_bytes += draft.block_bytes(config.block_size) if device.keeps_hidden else 0
+    block_bytes += draft.block_bytes(config.block_size) if device.is_host else 0
     logits, used = min(draft.max_tokens, config.max_num_seqs), draft.weights or weights
     spare_bytes = spare_blocks(config.block_size) * block_bytes
     kept = device.drafting_bytes(program, draft.program, config.max_num_seqs, spare_bytes)

@@ -143,3 +143,10 @@ def test_nothing_is_said_where_nothing_speaks_of_a_gpu(monkeypatch: pytest.Monke
     found, reason = devices.automatic_gpu(EngineConfig())
     assert found is None
     assert "needs cuda-core, which is not installed" in reason
+
+
+def test_blocks_that_the_host_keeps_take_no_memory_of_a_gpu(tmp_path: Path) -> None:
+    config = EngineConfig(model=write_checkpoint(tmp_path), device="cuda-interpreted")
+    kept = replace(config, prefix_cache_memory_bytes=1 << 40)
+    alone, beside = (describe(one, available_bytes=1 << 30).memory.blocks for one in (config, kept))
+    assert beside == alone

@@ -94,7 +94,7 @@ class CudaDevice:
     keeps_floats_as = ""
     kv_dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16", "int8")
     shares_weights = False
-    keeps_hidden = False
+    is_host = False
 
     def __init__(self, accelerator: Accelerator, kernels: str, num_threads: int | None = None) -> None:
         self._accelerator = accelerator

@@ -11,10 +11,10 @@ from quire.description import Description, describe
 from quire.engine.status import ModelFacts
 from quire.environment import user_path
 from quire.errors import ConfigError, QuireError
-from quire.memory import gigabytes, misfit
+from quire.memory import beside_bytes, gigabytes, misfit
 from quire.models.purpose import Pooling
 from quire.server.hosted.policy import Need, nbytes
-from quire.weights.adapters import found_in, stored_bytes
+from quire.weights.adapters import found_in
 
 # Fields that decide what weights are in memory
 OF_WEIGHTS = ("model", "revision", "hf_overrides", "quantization", "speculative", "task", "adapter_dir")
@@ -68,10 +68,7 @@ def budgets(specs: Sequence[ModelSpec], limit_bytes: int | None) -> tuple[int, l
         raise ConfigError(problem, "give less, or leave it out: then all that is free is used")
     limit = free_bytes if limit_bytes is None else limit_bytes
     alone = [_described(spec, limit) for spec in specs]
-    fixed = [
-        one.memory.needed_bytes(0) + _beside(spec.engine_config)
-        for one, spec in zip(alone, specs, strict=True)
-    ]
+    fixed = [one.memory.needed_bytes(0) + beside_bytes(one.device, one.config) for one in alone]
     weights = [_weights(spec) for spec in specs]
     together = nbytes(
         Need(name, one.memory.working_bytes, own - one.memory.working_bytes)
@@ -85,7 +82,7 @@ def budgets(specs: Sequence[ModelSpec], limit_bytes: int | None) -> tuple[int, l
         if misfit(planned.memory, planned.config, planned.device) is not None:
             available, planned = limit, one  # the others make room
         working = planned.memory.working_bytes
-        other = planned.memory.total_bytes - working + _beside(spec.engine_config)
+        other = planned.memory.total_bytes - working + beside_bytes(planned.device, planned.config)
         need = Need(name, working, other)
         facts, pooling = planned.model_facts, planned.model.pooling
         found.append(Allotment(available, need, weights.count(name), facts, pooling))
@@ -110,10 +107,3 @@ def _weights(spec: ModelSpec) -> str:
     if not device_for(spec.engine_config, share_weights=True).shares_weights:
         return spec.name
     return repr([getattr(spec.engine_config, name) for name in OF_WEIGHTS])
-
-
-def _beside(config: EngineConfig) -> int:
-    """Return bytes that an engine needs beside what its plan counts: kept blocks, and adapters."""
-    folder = config.adapter_dir
-    adapter_bytes = 0 if folder is None else stored_bytes(user_path(folder))
-    return adapter_bytes + (config.prefix_cache_memory_bytes or 0)
