@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -125,6 +126,29 @@ def test_graphs(kernels: PretendedKernels, number: int, dependent: bool) -> None
     for _ in range(2):
         graph.replay()
     assert (accelerator.fetch(x).result() == 128).all()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_garbage_is_freed_after_a_graph_was_captured(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream of an array that is freed may be one that is being captured, which frees nothing."""
+    gpus = [open_gpu(i) for i in range(number)]
+    accelerator: Any = gpus[0] if number == 1 else GpuGroup(gpus)
+    x = accelerator.allocate(4096).part(0, (1, 1024), np.dtype(np.float32))
+    double = Launch("scale", (1, 1, 1), (x, x, 1024, 2.0), {"BLOCK": 1024})
+    accelerator.launch(double)
+    free, submit = accelerator.free_bytes(), Gpu.submit
+
+    def collecting(own: Gpu, call: tuple[Any, ...], stream: Any) -> None:
+        if gc.isenabled():
+            gc.collect()  # as it may at any time
+        submit(own, call, stream)
+
+    monkeypatch.setattr(Gpu, "submit", collecting)
+    garbage = [accelerator.allocate(1 << 20)]
+    garbage.append(garbage)
+    del garbage
+    accelerator.capture([double])
+    assert accelerator.free_bytes() == free
 
 
 def test_an_error_of_the_driver_is_a_fault_of_the_device(gpu: Gpu) -> None:

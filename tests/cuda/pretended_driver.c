@@ -108,7 +108,7 @@ static int free_memory(void* memory) {
   return OK;
 }
 
-static int free_allocated(char* memory) {
+static int free_now(char* memory) {
   for (size_t r = num_ranges; r--;) {
     if (ranges[r].first != memory) continue;
     used -= ranges[r].size;
@@ -206,6 +206,10 @@ static int copy(void* to, const void* from, size_t size, stream* own) {
 static int make_stream(stream** found) {
   *found = calloc(1, sizeof **found);
   return *found ? OK : NO_MEMORY;
+}
+
+static int free_allocated(char* memory, const stream* own) {
+  return capturing(own) ? INVALID : free_now(memory);
 }
 
 static int priorities(int* least, int* most) { return number(least, 0) | number(most, -1); }
