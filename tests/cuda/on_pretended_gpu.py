@@ -78,6 +78,14 @@ def test_arrays_are_copied(gpu: Gpu) -> None:
     assert (gpu.fetch(array).result().view(np.uint8) == 7).all()
 
 
+def test_a_copy_to_the_host_keeps_no_memory_of_a_gpu(gpu: Gpu) -> None:
+    """What is copied may be freed behind it, before somebody takes the copy."""
+    free = gpu.free_bytes()
+    copy = gpu.fetch(gpu.allocate(1 << 20))
+    assert gpu.free_bytes() == free
+    assert copy.result().shape == (1 << 20,)
+
+
 def test_pinned_memory_is_used_again(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """For copies each of which is a little larger than the one before."""
     pinned, allocated = PinnedBuffers(gpu._pinned.allocate), list[int]()

@@ -170,7 +170,7 @@ class Gpu:
         staged = self._pinned.take(max(array.num_bytes, 1))
         if array.num_bytes:
             _region(array).copy_to(_first(staged, array.num_bytes), stream=self.stream)
-        return _Fetched(array, staged, self.stream.record(), self._pinned)
+        return _Fetched(array.shape, array.dtype, staged, self.stream.record(), self._pinned)
 
     def has_kernel(self, key: str) -> bool:
         return key in self.manifest.targets[self.target]
@@ -339,7 +339,8 @@ class _Loaded:
 class _Fetched:
     """A copy to pinned memory; the event comes when it has ended."""
 
-    array: DeviceArray
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
     staged: Buffer
     ended: Event
     pinned: PinnedBuffers
@@ -347,7 +348,7 @@ class _Fetched:
     @reported()
     def result(self) -> np.ndarray:
         self.ended.sync()
-        found = np.empty(self.array.shape, self.array.dtype)
+        found = np.empty(self.shape, self.dtype)
         ctypes.memmove(found.ctypes.data, int(self.staged.handle), found.nbytes)
         self.pinned.give_back(self.staged, self.ended)
         return found
