@@ -61,7 +61,7 @@ class MemoryPlan:
     loading_bytes: int = 0  # in addition to the weights, while they are packed
     num_slots: int = 0
     num_snapshots: int = 0
-    beside_bytes: int = 0  # of adapters, and of blocks that are kept outside of the cache
+    beside_bytes: int = 0  # of adapters, and of blocks that the host keeps outside of the cache
     draft: DraftMemory | None = None
 
     @property
@@ -137,7 +137,7 @@ def plan_memory(
     activations += device.slots_bytes(program, config.max_num_seqs, sizing.nbytes([1] * len(groups)))
     activations += drafting.activation_bytes if drafting else 0
     activations += _image_bytes(device, weights, vision, config) if vision else 0
-    left = available - working - activations - (beside := _beside(config))
+    left = available - working - activations - (beside := _beside_bytes(device, config))
     left -= config.max_num_seqs * sum(group.slot_bytes for group in groups)
     longest = config.max_model_len or longest
     if program.pooled:  # a step computes whole texts, and nothing outlives it
@@ -168,10 +168,11 @@ def plan_memory(
     )
 
 
-def _beside(config: EngineConfig) -> int:
-    """Return the bytes of adapters, and of blocks that are kept outside of the cache."""
-    adapters = stored_bytes(user_path(config.adapter_dir)) if config.adapter_dir is not None else 0
-    return adapters + (config.prefix_cache_memory_bytes or 0)
+def _beside_bytes(device: Device, config: EngineConfig) -> int:
+    """Return the bytes beside weights, steps and cache: of adapters, and of blocks that the host keeps."""
+    folder = config.adapter_dir
+    adapters = 0 if folder is None else stored_bytes(user_path(folder))
+    return adapters + (config.prefix_cache_memory_bytes or 0 if device.is_host else 0)
 
 
 def _draft_memory(
@@ -187,7 +188,7 @@ def _draft_memory(
     `weights` are those of the model, among which a prediction layer has its own.
     """
     block_bytes = sum(device.block_bytes(spec, dtype, config.block_size) for spec in draft.program.caches)
-    block_bytes += draft.block_bytes(config.block_size) if device.keeps_hidden else 0
+    block_bytes += draft.block_bytes(config.block_size) if device.is_host else 0
     logits, used = min(draft.max_tokens, config.max_num_seqs), draft.weights or weights
     spare_bytes = spare_blocks(config.block_size) * block_bytes
     kept = device.drafting_bytes(program, draft.program, config.max_num_seqs, spare_bytes)
@@ -281,7 +282,7 @@ def _too_large(plan: MemoryPlan, config: EngineConfig, device: Device, least: in
     left = plan.available_bytes - plan.working_bytes - plan.running_bytes
     if left >= least:
         return "", f"give kv_cache_memory_bytes = {left} or less"
-    kept = ", prefix_cache_memory_bytes" if config.prefix_cache_memory_bytes else ""
+    kept = ", prefix_cache_memory_bytes" if config.prefix_cache_memory_bytes and device.is_host else ""
     return "", f"lower max_num_batched_tokens{kept} or max_model_len, or take a smaller model"
 
 

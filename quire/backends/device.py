@@ -59,8 +59,8 @@ class Device(Protocol):
     `computes` is False for a backend that only counts: it holds no weights and no cache, so everything fits.
     `tile_rows` are the rows of activations that are multiplied together. `keeps_floats_as` is the format that
     floating point weights are converted to, "" if they are kept. `kv_dtypes` are the formats of cached keys
-    and values. `shares_weights`: other processes use the memory of its weights, too. `keeps_hidden`: hidden
-    states that prediction layers read are kept in its memory, else in that of the host beside it.
+    and values. `shares_weights`: other processes use the memory of its weights, too. `is_host`: its memory is
+    that of the host, where hidden states that prediction layers read, and blocks beyond the cache, are kept.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Device(Protocol):
     keeps_floats_as: str
     kv_dtypes: tuple[str, ...]
     shares_weights: bool
-    keeps_hidden: bool
+    is_host: bool
 
     @property
     def arithmetic(self) -> str:

@@ -26,7 +26,7 @@ class HostDevice:
     tile_rows = 1
     keeps_floats_as = ""
     shares_weights = False
-    keeps_hidden = True
+    is_host = True
 
     name: str
 

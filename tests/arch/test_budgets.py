@@ -70,7 +70,7 @@ ROOMS = (
     ),
     Room(
         "cuda",
-        5_580,
+        5_595,
         "the backend on NVIDIA GPUs: launches of programs, which they are, codes of other formats, adapters, "
         "states, encoders, images, draft models, graphs, memory, the driver, cuBLAS, the interpreted "
         "stand-in; could be deleted with its lines in backends/device.py",

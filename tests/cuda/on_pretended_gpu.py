@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from quire.backends.cuda.accelerator import DeviceArray, DeviceFault, Launch
 from quire.backends.cuda.driver import Gpu, open_gpu
 from quire.backends.cuda.gpu_group import GpuGroup
 from quire.backends.cuda.library import LEAST_ROWS, open_library
+from quire.backends.cuda.pinned import PinnedBuffers
 from quire.backends.cuda.products import float_product
 from quire.backends.cuda.self_check import check_accelerator
 from quire.errors import ConfigError
@@ -58,7 +60,7 @@ def gpu(kernels: PretendedKernels) -> Gpu:
 
 def test_what_a_gpu_says(gpu: Gpu) -> None:
     assert gpu.in_words() == "pretended GPU, sm_90"
-    assert gpu.free_bytes() == (4 << 30) - (512 << 20)
+    assert gpu.free_bytes() <= (4 << 30) - (512 << 20)
     assert gpu.state() == ""
     with pytest.raises(ConfigError, match="there is no GPU 2: this machine has 2"):
         open_gpu(2)
@@ -76,8 +78,44 @@ def test_arrays_are_copied(gpu: Gpu) -> None:
     assert (gpu.fetch(array).result().view(np.uint8) == 7).all()
 
 
+def test_a_copy_to_the_host_keeps_no_memory_of_a_gpu(gpu: Gpu) -> None:
+    """What is copied may be freed behind it, before somebody takes the copy."""
+    free = gpu.free_bytes()
+    copy = gpu.fetch(gpu.allocate(1 << 20))
+    assert gpu.free_bytes() == free
+    assert copy.result().shape == (1 << 20,)
+
+
+def test_pinned_memory_is_used_again(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For copies each of which is a little larger than the one before."""
+    pinned, allocated = PinnedBuffers(gpu._pinned.allocate), list[int]()
+    own = pinned.allocate
+    monkeypatch.setattr(pinned, "allocate", lambda size: allocated.append(size) or own(size))
+    monkeypatch.setattr(gpu, "_pinned", pinned)
+    array = gpu.allocate(1 << 20)
+    for size in range(1 << 19, 1 << 20, 1 << 16):
+        gpu.fetch(array.part(0, (size,))).result()
+    assert sum(allocated) <= 2 << 20
+
+
 def test_a_check_passes(gpu: Gpu) -> None:
+    """It leaves no memory behind."""
+    free = gpu.free_bytes()
     check_accelerator(gpu)
+    assert gpu.free_bytes() == free
+
+
+def test_memory_is_free_for_the_next_model(tmp_path: Path, gpu: Gpu) -> None:
+    """Also of matrices and activations that kernels take by tiles, once they have been launched."""
+    gpu.open_library()  # whose workspace stays
+    free, model = gpu.free_bytes(), write_checkpoint(tmp_path, format="bf16")
+    llm = make(model, device="cuda:0")
+    ask(llm)
+    assert gpu._descriptors
+    assert gpu.free_bytes() < free
+    llm.close()
+    del llm
+    assert gpu.free_bytes() == free
 
 
 @pytest.mark.parametrize("dependent", [True, False])
@@ -98,10 +136,50 @@ def test_graphs(kernels: PretendedKernels, number: int, dependent: bool) -> None
     assert (accelerator.fetch(x).result() == 128).all()
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_garbage_is_freed_after_a_graph_was_captured(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream of an array that is freed may be one that is being captured, which frees nothing."""
+    gpus = [open_gpu(i) for i in range(number)]
+    accelerator: Any = gpus[0] if number == 1 else GpuGroup(gpus)
+    x = accelerator.allocate(4096).part(0, (1, 1024), np.dtype(np.float32))
+    double = Launch("scale", (1, 1, 1), (x, x, 1024, 2.0), {"BLOCK": 1024})
+    accelerator.launch(double)
+    free, submit = accelerator.free_bytes(), Gpu.submit
+
+    def collecting(own: Gpu, call: tuple[Any, ...], stream: Any) -> None:
+        if gc.isenabled():
+            gc.collect()  # as it may at any time
+        submit(own, call, stream)
+
+    monkeypatch.setattr(Gpu, "submit", collecting)
+    garbage = [accelerator.allocate(1 << 20)]
+    garbage.append(garbage)
+    del garbage
+    accelerator.capture([double])
+    assert accelerator.free_bytes() == free
+
+
 def test_an_error_of_the_driver_is_a_fault_of_the_device(gpu: Gpu) -> None:
     with pytest.raises(DeviceFault, match=r"CUDA_ERROR_OUT_OF_MEMORY.*; it still works") as raised:
         gpu.allocate(1 << 60)
     assert "end what else uses the GPU" in str(raised.value.hint)
+
+
+def test_a_gpu_that_broke_ends_the_work_of_all(kernels: PretendedKernels) -> None:
+    """Also where the driver reports it of another GPU, which itself works."""
+    first, _ = (open_gpu(i) for i in range(2))
+    kernels.fail(1, 700)
+    with pytest.raises(DeviceFault, match="it works no more") as raised:
+        first.allocate(1 << 60)
+    kernels.fail(1, 0)
+    assert not raised.value.works
+
+
+def test_a_driver_that_cannot_be_used_says_why(kernels: PretendedKernels) -> None:
+    kernels.fail(-1, 802)
+    with pytest.raises(ConfigError, match="CUDA_ERROR_SYSTEM_NOT_READY"):
+        open_gpu(9)
+    kernels.fail(-1, 0)
 
 
 @pytest.mark.parametrize(

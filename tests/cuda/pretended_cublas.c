@@ -33,8 +33,18 @@ void pretended_products(void* it) { multiply = it; }
 
 size_t cublasLtGetVersion(void) { return 130102; }
 
-int cublasLtCreate(void** handle) {
-  *handle = &multiply;
+/* A handle is the number of the device that was current when it was made, and 1. */
+int cuGetProcAddress_v2(const char* name, int (**found)(int*), int version, uint64_t flags, int* status);
+
+static intptr_t current_device(void) {
+  int (*device_of_context)(int*) = NULL, device = -1;
+  cuGetProcAddress_v2("cuCtxGetDevice", &device_of_context, 13000, 0, NULL);
+  device_of_context(&device);
+  return device + 1;
+}
+
+int cublasLtCreate(intptr_t* handle) {
+  *handle = current_device();
   return multiply ? OK : 1;
 }
 
@@ -97,10 +107,10 @@ static int fits(const description* how, const layout* a, const layout* b, const 
          is(d, FLOAT32, outputs, rows);
 }
 
-int cublasLtMatmulAlgoGetHeuristic(void* handle, const description* how, const layout* a, const layout* b,
+int cublasLtMatmulAlgoGetHeuristic(intptr_t handle, const description* how, const layout* a, const layout* b,
                                    const layout* c, const layout* d, const preference* limits, int asked,
                                    result* found, int* count) {
-  (void)handle;
+  if (handle != current_device()) return INVALID;
   if (!fits(how, a, b, c, d) || limits->reduction || limits->alignments != 4 || asked < ALGORITHMS)
     return INVALID;
   for (int i = 0; i < ALGORITHMS; i++) {
@@ -110,11 +120,11 @@ int cublasLtMatmulAlgoGetHeuristic(void* handle, const description* how, const l
   return OK;
 }
 
-int cublasLtMatmul(void* handle, const description* how, const float* alpha, const void* a,
+int cublasLtMatmul(intptr_t handle, const description* how, const float* alpha, const void* a,
                    const layout* of_a, const void* b, const layout* of_b, const float* beta, const void* c,
                    const layout* of_c, void* d, const layout* of_d, const uint64_t* algorithm,
                    void* workspace, size_t size, void* stream) {
-  (void)handle;
+  if (handle != current_device()) return INVALID;
   if (!fits(how, of_a, of_b, of_c, of_d) || *alpha != 1 || *beta != 0 || c != d) return INVALID;
   if (!workspace || size != 32 << 20 || !stream) return INVALID;
   uint64_t addresses[] = {(uintptr_t)d, (uintptr_t)b, (uintptr_t)a};

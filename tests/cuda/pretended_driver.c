@@ -25,6 +25,13 @@ static _Thread_local intptr_t context;
 
 static int done(void) { return OK; }
 
+static int errors[DEVICES + 1];  // of contexts, and of the driver itself
+
+void pretended_error(int device, int error) { errors[device + 1] = error; }
+
+static int initialize(void) { return errors[0]; }
+static int synchronize_context(void) { return errors[context]; }
+
 static int set_context(intptr_t own) {
   context = own;
   return OK;
@@ -76,6 +83,7 @@ static struct {
   int device;
 } ranges[MOST_RANGES];
 static size_t num_ranges;
+static size_t used, reserved;  // of all pools, which keep what is freed until they are trimmed
 
 static int allocate_host(void** found, size_t size) {
   if (posix_memalign(found, 256, size ? size : 1)) return NO_MEMORY;
@@ -90,6 +98,8 @@ static int allocate(void** found, size_t size) {
   ranges[num_ranges].first = *found;
   ranges[num_ranges].size = size;
   ranges[num_ranges++].device = (int)context - 1;
+  used += size;
+  if (used > reserved) reserved = used;
   return OK;
 }
 
@@ -98,8 +108,23 @@ static int free_memory(void* memory) {
   return OK;
 }
 
+static int free_now(char* memory) {
+  for (size_t r = num_ranges; r--;) {
+    if (ranges[r].first != memory) continue;
+    used -= ranges[r].size;
+    ranges[r] = ranges[--num_ranges];
+    return free_memory(memory);
+  }
+  return INVALID;
+}
+
+static int trim(void) {
+  reserved = used;
+  return OK;
+}
+
 static int memory_info(size_t* unused, size_t* total) {
-  *unused = (size_t)4 << 30;
+  *unused = ((size_t)4 << 30) - reserved;
   *total = (size_t)8 << 30;
   return OK;
 }
@@ -181,6 +206,10 @@ static int copy(void* to, const void* from, size_t size, stream* own) {
 static int make_stream(stream** found) {
   *found = calloc(1, sizeof **found);
   return *found ? OK : NO_MEMORY;
+}
+
+static int free_allocated(char* memory, const stream* own) {
+  return capturing(own) ? INVALID : free_now(memory);
 }
 
 static int priorities(int* least, int* most) { return number(least, 0) | number(most, -1); }
@@ -272,7 +301,7 @@ static const struct {
   const char* name;
   void* function;
 } functions[] = {
-    {"cuInit", done},
+    {"cuInit", initialize},
     {"cuDriverGetVersion", cuDriverGetVersion},
     {"cuGetErrorName", error_name},
     {"cuDeviceGetCount", device_count},
@@ -287,14 +316,15 @@ static const struct {
     {"cuCtxGetCurrent", get_context},
     {"cuCtxSetCurrent", set_context},
     {"cuCtxGetDevice", device_of_context},
-    {"cuCtxSynchronize", done},
+    {"cuCtxSynchronize", synchronize_context},
     {"cuCtxGetStreamPriorityRange", priorities},
     {"cuMemPoolSetAttribute", done},
     {"cuMemPoolGetAttribute", pool_attribute},
     {"cuMemPoolSetAccess", done},
+    {"cuMemPoolTrimTo", trim},
     {"cuMemPoolGetAccess", pool_access},
     {"cuMemAllocFromPoolAsync", allocate},
-    {"cuMemFreeAsync", free_memory},
+    {"cuMemFreeAsync", free_allocated},
     {"cuMemAllocHost", allocate_host},
     {"cuMemFreeHost", free_memory},
     {"cuMemGetInfo", memory_info},

@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,10 @@ _Run = ctypes.CFUNCTYPE(None, ctypes.c_int)
 
 
 class PretendedKernels:
-    """The kernels that the driver was given, and the launches that it was asked for."""
+    """The kernels that the driver was given, and the launches that it was asked for.
+
+    `fail` lets a device report an error from then on, or the driver itself, which is device -1; 0 is none.
+    """
 
     def __init__(self) -> None:
         self.dependent: list[bool] = []  # of each launch
@@ -48,6 +52,7 @@ class PretendedKernels:
         self._variants = {variant.key: variant for variant in variants()}
         self._loaded: list[str] = []
         self._launches: list[tuple[Any, tuple[int, ...], list[Any], dict[str, Any]]] = []
+        self.fail: Callable[[int, int], None] = lambda device, error: None
         self.functions = _Load(self._load), _Decode(self._decode), _Run(self._run)
 
     def _load(self, image: int) -> int:
@@ -112,7 +117,9 @@ def compiled(folder: Path, source: str, name: str) -> ctypes.CDLL:
 def pretend(folder: Path) -> PretendedKernels:
     """Let this process have GPUs, whose files are in an empty folder."""
     kernels = PretendedKernels()
-    compiled(folder, "pretended_driver.c", "libcuda.so.1").pretended_functions(*kernels.functions)
+    library = compiled(folder, "pretended_driver.c", "libcuda.so.1")
+    library.pretended_functions(*kernels.functions)
+    kernels.fail = library.pretended_error
     (folder / TARGET).mkdir()
     entries = dict[str, dict[str, Any]]()
     for variant in variants():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -143,3 +146,22 @@ def test_nothing_is_said_where_nothing_speaks_of_a_gpu(monkeypatch: pytest.Monke
     found, reason = devices.automatic_gpu(EngineConfig())
     assert found is None
     assert "needs cuda-core, which is not installed" in reason
+
+
+def test_another_cuda_core_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As other packages bring it: one that lacks what the driver's module takes of it."""
+    older = ModuleType("cuda.core")
+    older.__spec__ = ModuleSpec("cuda.core", None)
+    monkeypatch.setitem(sys.modules, "cuda.core", older)
+    for name in ("driver", "gpu_group"):
+        monkeypatch.delitem(sys.modules, f"quire.backends.cuda.{name}", raising=False)
+    described = describe(EngineConfig(model=write_checkpoint(tmp_path), max_model_len=64))
+    assert described.device.name == "native"
+    assert "needs another cuda-core" in described.no_gpu
+
+
+def test_blocks_that_the_host_keeps_take_no_memory_of_a_gpu(tmp_path: Path) -> None:
+    config = EngineConfig(model=write_checkpoint(tmp_path), device="cuda-interpreted")
+    kept = replace(config, prefix_cache_memory_bytes=1 << 40)
+    alone, beside = (describe(one, available_bytes=1 << 30).memory.blocks for one in (config, kept))
+    assert beside == alone

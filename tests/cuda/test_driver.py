@@ -16,5 +16,5 @@ def test_the_driver_is_asked_for_what_gpus_shall_do() -> None:
         command, capture_output=True, text=True, timeout=300, env=os.environ | {"QUIRE_TEST_CUDA": "1"}
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "18 passed" in run.stdout
+    assert "25 passed" in run.stdout
     assert "skipped" not in run.stdout

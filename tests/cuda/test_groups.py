@@ -157,6 +157,32 @@ def test_a_rank_overwrites_nothing_that_others_still_copy(vocab: int) -> None:
     assert same_bits(found[0], found[2])
 
 
+def test_a_larger_step_overwrites_nothing_that_others_still_copy() -> None:
+    """Of the step before it, which exchanges an even number of times, the last for all of its tokens."""
+    program = fuse(wide("llama", num_hidden_layers=1).program)  # four exchanges: 35 tokens have no halves
+    weights, found = random_weights(program), list[np.ndarray]()
+    for how in (interpreted, partial(interpreted, make=partial(EagerGroup, 2))):
+        paged = Paged(program, weights, make=how)
+        backend: Any = paged.backend
+        accelerator, sizes = backend._accelerator, (20, 1, 20)
+        sequences = [paged.sequence(TOKENS[:size]) for size in sizes]
+        batches = [
+            batch_of([(one, n)], paged.block_size, ids=paged.ids)
+            for one, n in zip(sequences, sizes, strict=True)
+        ]
+        backend.execute(batches[0])
+        logits = backend._forward(batches[1]).values[backend._output]
+        width = logits.shape[1]
+        kept = accelerator.allocate(logits.num_bytes).part(0, logits.shape, logits.dtype)
+        accelerator.launch(Launch("take_columns", (1, 1, 1), (kept, logits, width, width, 0), {"BLOCK": 128}))
+        backend.execute(batches[2])
+        found += [
+            rank.fetch(accelerator.on(number, kept)).result() for number, rank in enumerate(accelerator.ranks)
+        ]
+    assert same_bits(found[0], found[1])
+    assert same_bits(found[0], found[2])
+
+
 def test_memory_of_each_rank_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of weights, of blocks, of a step, and of an image in a tower."""
     monkeypatch.setattr("quire.backends.cuda.device._TOKEN_BYTES", 4 * 24)

@@ -14,6 +14,7 @@ from on_accelerator import CHECKPOINT, write_checkpoint
 from tiny import VOCAB
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
+from quire.backends.cuda.backend import CudaBackend
 from quire.backends.cuda.kernels.variants import variants
 from quire.backends.cuda.manifest import launch_key
 from quire.models import read_model
@@ -107,6 +108,17 @@ def test_every_parameter_is_sampled_as_on_the_host(model: str, lazy: None, wante
             assert one == wanted[name]
         else:
             assert one == found[name], name
+
+
+def test_logits_of_steps_in_flight_are_not_kept(
+    model: str, lazy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A larger step would have memory beside them, of which there is as much as it needs."""
+    begin, begun = CudaBackend._begin, list[Any]()
+    monkeypatch.setattr(CudaBackend, "_begin", lambda *args: begun.append(begin(*args)) or begun[-1])
+    ask(make(model, "cuda-interpreted", max_steps_in_flight=2), ["greedy", "chosen ones"])
+    assert len(begun) > 2
+    assert all(one.logits is None for one in begun)
 
 
 def test_prompts_whose_log_probabilities_take_several_launches(

@@ -158,6 +158,7 @@ class CudaBackend:
         begun.holds = begun.waits or step.num_proposed > 0 or any(row.drafted for row in step.rows)
         if not begun.waits:
             self._sample(step, begun, {})
+            begun.logits = None  # their memory is freed if a larger step comes before this one is collected
         return begun
 
     def _failed(self, error: ConfigError | DeviceFault) -> _Begun:
@@ -303,7 +304,7 @@ class _Begun:
     """
 
     slots: list[DeviceSlot]  # of the rows
-    logits: Any  # a DeviceArray, None if it failed
+    logits: Any  # a DeviceArray, None if it failed, or is sampled
     began_s: float
     waits: bool = False
     holds: bool = False

@@ -62,8 +62,12 @@ def cuda_device(name: str, num_threads: int | None = None, num_gpus: int = 1) ->
     if find_spec("cuda") is None or find_spec("cuda.core") is None:
         problem = f"device = {name!r} needs cuda-core, which is not installed"
         raise ConfigError(problem, "pip install 'quire[cuda]', or leave device out to use the CPU")
-    from quire.backends.cuda.driver import open_gpu
-    from quire.backends.cuda.gpu_group import GpuGroup
+    try:
+        from quire.backends.cuda.driver import open_gpu
+        from quire.backends.cuda.gpu_group import GpuGroup
+    except ImportError as error:  # what another package brought may be older, or a part of it
+        problem = f"device = {name!r} needs another cuda-core than is installed: {error}"
+        raise ConfigError(problem, "pip install 'quire[cuda]', or leave device out to use the CPU") from error
 
     first = int(name.partition(":")[2] or 0)
     gpus = [open_gpu(index) for index in range(first, first + num_gpus)]
@@ -94,7 +98,7 @@ class CudaDevice:
     keeps_floats_as = ""
     kv_dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16", "int8")
     shares_weights = False
-    keeps_hidden = False
+    is_host = False
 
     def __init__(self, accelerator: Accelerator, kernels: str, num_threads: int | None = None) -> None:
         self._accelerator = accelerator

@@ -6,8 +6,9 @@ None of it has run on a GPU yet: tests run it with cuda-core on pretended ones (
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -39,9 +40,10 @@ from quire.backends.cuda.accelerator import (
     in_graph,
     row_of,
 )
-from quire.backends.cuda.faults import Reported, first_line, is_of_driver
+from quire.backends.cuda.faults import DriverError, Reported, checked, first_line, is_of_driver
 from quire.backends.cuda.library import Library, open_library
 from quire.backends.cuda.manifest import SWIZZLE, CompiledKernel, Manifest, launch_key
+from quire.backends.cuda.pinned import PinnedBuffers
 from quire.errors import ConfigError
 
 LEAST_DRIVER = 13000  # the CUDA version, times 1000, that runs these cubins
@@ -49,13 +51,21 @@ RESERVED_BYTES = 512 << 20  # for the driver, for kernels, and for other program
 _OWN_SHARED_BYTES = 48 << 10  # shared memory that a block has without asking for more
 _MOST_DESCRIPTORS = 1 << 13  # that are kept
 _L2_PROMOTION = 2  # of what tensor descriptors describe: 128 bytes are read at once
-_STAGING_BYTES = 1 << 16  # the least that is allocated of pinned memory
 _ON_CPU = "leave device out to use the CPU"
 _MAX_SHARED = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
+_opened: list[Device] = []
+
+
 def _works() -> bool:
-    return int(driver.cuCtxSynchronize()[0]) == 0
+    """Return whether all GPUs that this process opened work: others feel it when one does not."""
+    for device in (None, *_opened):
+        if device is not None:
+            device.set_current()
+        if int(driver.cuCtxSynchronize()[0]) != 0:
+            return False
+    return True
 
 
 reported = Reported(_works)
@@ -65,9 +75,12 @@ reported = Reported(_works)
 def open_gpu(index: int) -> Gpu:
     """Return a GPU. Raises ConfigError if there is none, or if its driver or its kind is too old."""
     try:
-        version = _checked(*driver.cuDriverGetVersion())
-        _checked(*driver.cuInit(0))
-        count = _checked(*driver.cuDeviceGetCount())
+        version = checked(*driver.cuDriverGetVersion())
+        checked(*driver.cuInit(0))
+        count = checked(*driver.cuDeviceGetCount())
+    except DriverError as error:
+        problem = f"the NVIDIA driver cannot be used: {first_line(error)}"
+        raise ConfigError(problem, f"nvidia-smi may say what it needs, or {_ON_CPU}") from error
     except (RuntimeError, ImportError) as error:  # pathfinder's error is one of the two, by version
         problem = "no NVIDIA driver was found on this machine"
         raise ConfigError(problem, f"install the driver (nvidia-smi shows it), or {_ON_CPU}") from error
@@ -94,13 +107,14 @@ class Gpu:
 
     def __init__(self, device: Device, manifest: Manifest) -> None:
         device.set_current()
+        _opened.append(device)
         self.name = f"cuda:{device.device_id}"
         self.manifest = manifest
         self.target = _target(device, manifest)
         self.ranks, self.num_ranks = (self,), 1
         self.stream: Stream = device.create_stream()
         self._device = device
-        self._pinned = _Pinned()
+        self._pinned = PinnedBuffers(LegacyPinnedMemoryResource().allocate)
         self._kernels: dict[str, _Loaded] = {}
         self._descriptors: dict[tuple[Any, ...], Any] = {}
         self._library: Library | None = None
@@ -113,8 +127,13 @@ class Gpu:
 
     @reported()
     def free_bytes(self) -> int:
+        """See Accelerator.free_bytes. What models before had may be of garbage, or in the driver's pool."""
+        gc.collect()
         self._device.set_current()
-        free, _ = _checked(*driver.cuMemGetInfo())
+        self.stream.sync()
+        if isinstance(pool := self._device.memory_resource, DeviceMemoryResource):
+            checked(*driver.cuMemPoolTrimTo(pool.handle, 0))
+        free, _ = checked(*driver.cuMemGetInfo())
         return max(0, free - RESERVED_BYTES)
 
     def state(self) -> str:
@@ -151,7 +170,7 @@ class Gpu:
         staged = self._pinned.take(max(array.num_bytes, 1))
         if array.num_bytes:
             _region(array).copy_to(_first(staged, array.num_bytes), stream=self.stream)
-        return _Fetched(array, staged, self.stream.record(), self._pinned)
+        return _Fetched(array.shape, array.dtype, staged, self.stream.record(), self._pinned)
 
     def has_kernel(self, key: str) -> bool:
         return key in self.manifest.targets[self.target]
@@ -159,7 +178,7 @@ class Gpu:
     @reported("raise the limit of locked memory (ulimit -l)")
     def stage(self, num_bytes: int) -> HostBuffer:
         self._device.set_current()
-        pinned = self._pinned.memory.allocate(num_bytes)
+        pinned = self._pinned.allocate(num_bytes)
         there = (ctypes.c_uint8 * num_bytes).from_address(int(pinned.handle))
         return HostBuffer(np.ctypeslib.as_array(there), pinned)
 
@@ -173,6 +192,7 @@ class Gpu:
     def launch(self, launch: Launch | RankExchange) -> None:
         if isinstance(launch, RankExchange) or launch.is_empty:
             return
+        self._device.set_current()
         if self._library is None or not self._library.computes(launch):
             self.submit(self.call(launch), self.stream)
 
@@ -255,7 +275,9 @@ class Gpu:
         if key not in self._descriptors:
             if len(self._descriptors) == _MOST_DESCRIPTORS:  # places of activations differ by their number
                 self._descriptors.clear()
-            view = StridedMemoryView.from_buffer(_region(array), array.shape, dtype=array.dtype)
+            # It owns no memory: what is kept here would keep that of arrays that nobody has any more.
+            region = Buffer.from_handle(_address(array), array.num_bytes)
+            view = StridedMemoryView.from_buffer(region, array.shape, dtype=array.dtype)
             options = TensorMapDescriptorOptions(tile, data_type=array.dtype)
             options.swizzle = type(options.swizzle)(SWIZZLE)
             options.l2_promotion = type(options.l2_promotion)(_L2_PROMOTION)
@@ -268,7 +290,7 @@ class Gpu:
         kernel = ObjectCode.from_cubin(self.manifest.cubin(self.target, entry)).get_kernel(entry.symbol)
         if entry.shared_bytes > _OWN_SHARED_BYTES:
             at = self._device.device_id
-            _checked(*driver.cuKernelSetAttribute(_MAX_SHARED, entry.shared_bytes, kernel.handle, at))
+            checked(*driver.cuKernelSetAttribute(_MAX_SHARED, entry.shared_bytes, kernel.handle, at))
         return _Loaded(kernel, entry)
 
 
@@ -313,44 +335,20 @@ class _Loaded:
         )
 
 
-@dataclass(slots=True)
-class _Pinned:
-    """Host memory that a GPU copies from and to; a buffer is taken again when its last copy has ended."""
-
-    memory: LegacyPinnedMemoryResource = field(default_factory=LegacyPinnedMemoryResource)
-    busy: list[tuple[Buffer, Event]] = field(default_factory=list)
-    free: list[Buffer] = field(default_factory=list)
-
-    def take(self, num_bytes: int) -> Buffer:
-        """Return the smallest free buffer that has so many bytes, or a new one."""
-        ended = [event.is_done for _, event in self.busy]
-        self.free += [buffer for (buffer, _), done in zip(self.busy, ended, strict=True) if done]
-        self.busy = [pair for pair, done in zip(self.busy, ended, strict=True) if not done]
-        enough = [buffer for buffer in self.free if buffer.size >= num_bytes]
-        if not enough:
-            return self.memory.allocate(max(num_bytes, _STAGING_BYTES))
-        best = min(enough, key=lambda buffer: buffer.size)
-        self.free.remove(best)
-        return best
-
-    def give_back(self, buffer: Buffer, last: Event) -> None:
-        """Let the buffer be taken again when the event `last` has come."""
-        self.busy.append((buffer, last))
-
-
 @dataclass(frozen=True, slots=True)
 class _Fetched:
     """A copy to pinned memory; the event comes when it has ended."""
 
-    array: DeviceArray
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
     staged: Buffer
     ended: Event
-    pinned: _Pinned
+    pinned: PinnedBuffers
 
     @reported()
     def result(self) -> np.ndarray:
         self.ended.sync()
-        found = np.empty(self.array.shape, self.array.dtype)
+        found = np.empty(self.shape, self.dtype)
         ctypes.memmove(found.ctypes.data, int(self.staged.handle), found.nbytes)
         self.pinned.give_back(self.staged, self.ended)
         return found
@@ -364,13 +362,6 @@ def _target(device: Device, manifest: Manifest) -> str:
     except ConfigError as error:
         raise ConfigError(f"{device.name}: {error}", f"{error.hint}, or {_ON_CPU}") from error
     return target
-
-
-def _checked(result: Any, *values: Any) -> Any:
-    """Return the values of a call of the driver, a single one by itself. Raises RuntimeError if it failed."""
-    if int(result) != 0:
-        raise RuntimeError(f"the CUDA driver reports {result.name}")
-    return values[0] if len(values) == 1 else values
 
 
 def _dotted(version: int) -> str:

@@ -64,8 +64,8 @@ def gather(to: LaunchList, count: Count, rows: int, width: int, ranks: int, x: A
 
 
 def end_exchanges(to: LaunchList) -> None:
-    """Record the end of a step of a group: its next step begins with the first half of the memory again."""
-    if to.num_exchanges % _HALVES:
+    """Record the end of a step of a group: a next one of another size divides the memory elsewhere."""
+    if to.num_exchanges:
         to.launches.append(lambda step: RankExchange(step.exchanged["T"].part(0, (0,))))
 
 

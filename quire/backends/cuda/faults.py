@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from quire.backends.cuda.accelerator import DeviceFault
 
@@ -18,6 +18,17 @@ _HINTS = {
 _LOST = "nvidia-smi, and the lines with Xid in dmesg, say what happened to the GPU"
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+
+class DriverError(RuntimeError):
+    """A call of the driver failed."""
+
+
+def checked(result: Any, *values: Any) -> Any:
+    """Return the values of a call of the driver, a single one by itself. Raises DriverError if it failed."""
+    if int(result) != 0:
+        raise DriverError(f"the CUDA driver reports {result.name}")
+    return values[0] if len(values) == 1 else values
 
 
 class Reported:

@@ -5,7 +5,9 @@ None of it has run on GPUs yet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +37,11 @@ class GpuGroup(AcceleratorGroup):
             launch.parts if isinstance(launch, RankExchange) else self._calls(launch, behind)
             for launch, behind in in_graph(launches, dependent)
         ]
+        with _no_collection():
+            return _CapturedGroup(self, self._captured(steps))
+
+    def _captured(self, steps: Sequence[DeviceArray | list[tuple[Any, ...]]]) -> Any:
+        """Return the graph of steps, each an exchange or a launch of all GPUs."""
         first, *others = self._gpus
         builder = first.begin_graph()
         try:
@@ -47,10 +54,9 @@ class GpuGroup(AcceleratorGroup):
                 for gpu, call, stream in zip(self._gpus, step, streams, strict=True):
                     gpu.submit(call, stream)
             self._join(streams)
-            graph = builder.end_building().complete()
+            return builder.end_building().complete()
         finally:
             builder.close()
-        return _CapturedGroup(self, graph)
 
     @reported()
     def replay(self, graph: Any) -> None:
@@ -87,6 +93,18 @@ class GpuGroup(AcceleratorGroup):
                 if parts.num_bytes:
                     part = parts.rows(source, 1)
                     gpu.copy(self.on(rank, part), self.on(source, part), stream)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Let no garbage be collected: arrays in it are freed in streams, and not in one that is captured."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)
