@@ -117,7 +117,6 @@ def test_a_folder_may_have_the_rows_of_answers_alone(decoder: Path, tmp_path: Pa
 FAULTS: dict[str, tuple[int | None, dict[str, Any], str]] = {
     "unknown pooling": (9, {}, r"qwen3.pooling_type = 9 is not supported"),
     "no number": (None, {"pooling_type": "last"}, r"qwen3.pooling_type = 'last' is not supported"),
-    "a vector of each token": (0, {}, "a vector for each token is not supported"),
     "no head": (4, {}, "cls.output.weight, was left out"),
     "both ways": (3, {"attention.causal": False}, "attention to later tokens is not supported"),
 }
@@ -129,6 +128,12 @@ def test_refused(fault: str, decoder: Path, tmp_path: Path) -> None:
     path = write_decoder_file(decoder, tmp_path / "m.gguf", number, **more)
     with pytest.raises(ConfigError, match=words):
         load(path)
+
+
+def test_a_decoder_without_pooling_writes_text(decoder: Path, tmp_path: Path) -> None:
+    path = write_decoder_file(decoder, tmp_path / "m.gguf", 0)
+    with load(path) as llm:
+        assert llm.frontend.model.pooling is None
 
 
 @pytest.mark.parametrize("labels", [["entailment", "neutral"], ["yes"], ["yes", "yes"], None])

@@ -116,8 +116,7 @@ class GgufModel:
         return read_tokens(self._files[0].metadata)
 
     def sentence_settings(self) -> SentenceSettings | None:
-        keys, _ = keys_of(self._files)
-        return settings_of(keys)
+        return settings_of(*keys_of(self._files))
 
     def image_processor(self) -> dict[str, Any]:
         """Return what the file of the vision tower says; {} if there is none."""

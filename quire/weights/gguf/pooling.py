@@ -18,12 +18,14 @@ _HEAD = "cls.output.weight"
 _ANSWERS, _SCORER = {"yes", "no"}, "ForSequenceClassification"
 
 
-def settings_of(keys: Keys) -> SentenceSettings | None:
+def settings_of(keys: Keys, architecture: Architecture) -> SentenceSettings | None:
     """Return how the model makes embeddings of texts, None if the file does not say that it does.
 
     They are scaled to length 1, as llama.cpp's server has them. Raises ConfigError for an unknown method.
     """
     method = _method(keys)
+    if method == _NONE and not architecture.encoder:
+        return None
     if method == _NONE:
         problem = f"{keys.prefix}.{_KEY} = 0: a vector for each token is not supported"
         raise ConfigError(f"{keys.metadata.where}: {problem}")
