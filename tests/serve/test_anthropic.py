@@ -50,6 +50,7 @@ SCHEMA = {
     "required": ["age"],
     "additionalProperties": False,
 }
+FORMAT = {"type": "json_schema", "schema": SCHEMA}
 DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
 
 
@@ -285,6 +286,8 @@ def turn(role: str = "user", **block: Any) -> list[Object]:
         ("'sometimes'", {"thinking": {"type": "sometimes"}}),
         ("output_config", {"output_config": {"format": {"type": "json_schema"}}}),
         ("output_config", {"output_config": {"format": {"type": "xml", "schema": {}}}}),
+        ("output_format", {"output_format": {"type": "json_schema"}}),
+        ("contradict", {"output_format": FORMAT, "output_config": {"format": FORMAT}}),
         ("n", {"n": 2}),
         ("guided_json", {"guided_json": {}}),
     ],
@@ -316,7 +319,8 @@ def test_a_message_has_the_shape_that_clients_read(client: httpx.Client) -> None
         {"tools": TOOLS, "tool_choice": ONE},
         {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "get_news"}},
         {"tools": TOOLS, "tool_choice": ONE, "max_tokens": 12},
-        {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        {"output_config": {"format": FORMAT}},
+        {"output_format": FORMAT},
         {"max_tokens": 100_000, "ignore_eos": True},
     ],
 )
@@ -329,6 +333,16 @@ def test_stream_and_message_are_equal(client: httpx.Client, body: Object) -> Non
         assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", ".")
     if body.get("max_tokens") == 100_000:
         assert whole["stop_reason"] == "model_context_window_exceeded"
+
+
+def test_the_older_name_of_the_format_is_honoured(client: httpx.Client) -> None:
+    """Clients with the beta header structured-outputs-2025-11-13 send `output_format`."""
+    found = ask(client, max_tokens=200, output_format=FORMAT, **SAMPLED)
+    assert found == ask(client, max_tokens=200, output_config={"format": FORMAT}, **SAMPLED) | {
+        name: found[name] for name in ("id", "timings", "usage")
+    }
+    assert json.loads(found["content"][0]["text"]).keys() >= set(SCHEMA["required"])
+    assert "warnings" not in found
 
 
 def test_the_answer_is_that_of_chat_completions(client: httpx.Client) -> None:
@@ -408,6 +422,7 @@ def test_fields_without_effect_are_in_the_warnings(client: httpx.Client) -> None
             "output_config.format",
             {"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}},
         ),
+        ("output_format", {"output_format": {"type": "json_schema", "schema": {"type": "x"}}}),
         ("the last message", {"messages": [*STORY, *turn("assistant", type="tool_use", id="A", name="f")]}),
         ("'image'", {"messages": turn(type="image", source={"type": "base64", "data": "x"})}),
     ],

@@ -98,6 +98,7 @@ VALUES: dict[str, Any] = {
     "metadata": {},
     "messages": [{"role": "user", "content": "Hello"}],
     "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+    "output_format": {"type": "json_schema", "schema": {"type": "object"}},
     "parse_tool_calls": False,
     "prediction": {"type": "content", "content": "x"},
     "prompt": "Hello",

@@ -45,8 +45,7 @@ _NAMES = {
 
 
 def _own_field_names(asked: CountRequest) -> AbstractContextManager[None]:
-    structure = "tools" if asked.output_config is None else "output_config.format"
-    return renaming_fields({**_NAMES, "^structured_outputs": structure})
+    return renaming_fields({**_NAMES, "^structured_outputs": protocol.structure_field(asked) or "tools"})
 
 
 @describes("Answer a conversation", MessagesRequest, MessageReply, streams=protocol.MessageEvent)

@@ -65,6 +65,7 @@ class CountRequest(GenerationFields, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputConfigFormat | None = None  # the older name of output_config.format
     chat_template_kwargs: dict[str, Any] | None = None
     compaction: Any = None
     container: Any = None
@@ -254,11 +255,8 @@ def task_of(asked: CountRequest, sees: bool = False) -> ChatTask:
     if isinstance(asked, MessagesRequest) and asked.stop_sequences:
         sampling["stop"] = asked.stop_sequences
     config, thinking = asked.output_config or OutputConfig(), asked.thinking
-    if (form := config.format) is not None:
-        if form.type != "json_schema" or form.schema is None:
-            problem = "output_config.format must be of type json_schema and have a schema"
-            raise RequestError(problem, None, "output_config")
-        sampling["structured_outputs"] = StructuredOutputsParams(json=form.schema)
+    if (structured := _structured(asked)) is not None:
+        sampling["structured_outputs"] = structured
     kwargs: dict[str, Any] = {}
     if thinking is not None:
         if thinking.type not in THINKING:
@@ -285,6 +283,28 @@ def task_of(asked: CountRequest, sees: bool = False) -> ChatTask:
         cache_salt=asked.cache_salt or "",
         warnings=tool_warnings + warnings + edits_of(asked.context_management)[1],
     )
+
+
+def structure_field(asked: CountRequest) -> str | None:
+    """Return the field in which the request asks for a structure of the text."""
+    if asked.output_format is not None:
+        return "output_format"
+    newer = asked.output_config and asked.output_config.format
+    return "output_config.format" if newer is not None else None
+
+
+def _structured(asked: CountRequest) -> StructuredOutputsParams | None:
+    newer = asked.output_config and asked.output_config.format
+    form, name = newer or asked.output_format, structure_field(asked)
+    if form is None or name is None:
+        return None
+    if newer is not None and asked.output_format is not None:
+        problem = "output_format and output_config.format contradict each other"
+        raise RequestError(problem, "give output_config.format alone", "output_format")
+    if form.type != "json_schema" or form.schema is None:
+        problem = f"{name} must be of type json_schema and have a schema"
+        raise RequestError(problem, None, name.partition(".")[0])
+    return StructuredOutputsParams(json=form.schema)
 
 
 def without_effect(asked: CountRequest, effort_is_read: bool) -> list[str]:
