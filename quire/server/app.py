@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.config import EngineConfig, ServerConfig
@@ -96,9 +96,18 @@ async def refuse(request: Request, error: Exception) -> Response:
     request.state.shed = isinstance(error, QueueFull)
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         words = f"there is no {request.method} {path[:200]}"
-        hint = "/openapi.json lists all endpoints"
-        error = HTTPRefusal(error.status_code, words, hint, headers=error.headers)
+        error = HTTPRefusal(error.status_code, words, _existing(request), headers=error.headers)
     return response_for(error, path)
+
+
+def _existing(request: Request) -> str:
+    """Return which endpoint may be meant: clients append their paths to a base URL, with /v1 or without."""
+    path = request.url.path
+    for other in (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/")):
+        scope = {**request.scope, "path": other}
+        if other != path and any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+            return f"{other[:200]} exists: check the client's base URL"
+    return "/openapi.json lists all endpoints"
 
 
 HANDLERS = {QuireError: refuse, HTTPException: refuse, Exception: refuse}

@@ -227,3 +227,23 @@ def test_what_is_not_there(client: httpx.Client, method: str, path: str, status:
     reply = client.request(method, path, headers={"Content-Type": "application/json"})
     assert reply.status_code == status
     assert reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "meant"),
+    [
+        ("POST", "/chat/completions", "/v1/chat/completions"),
+        ("GET", "/models", "/v1/models"),
+        ("POST", "/messages", "/v1/messages"),
+        ("POST", "/v1/v1/messages", "/v1/messages"),
+        ("POST", "/v1/api/chat", "/api/chat"),
+        ("POST", "/v1/chat/completions/", "/v1/chat/completions"),
+        ("GET", "/nothing", "/openapi.json"),
+    ],
+)
+def test_a_wrong_base_url_is_answered_with_the_path_that_exists(
+    client: httpx.Client, method: str, path: str, meant: str
+) -> None:
+    reply = client.request(method, path, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 404
+    assert f"({meant} " in reply.text
