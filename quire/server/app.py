@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -160,8 +160,20 @@ def check_body(scope: Scope) -> HTTPRefusal | None:
     length = headers.get(b"content-length", b"0")
     if not length.isdigit() or int(length) > MAX_BODY_BYTES:
         return too_large()
-    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     empty = int(length) == 0 and b"transfer-encoding" not in headers
-    if scope["method"] in ("POST", "PUT", "PATCH", "DELETE") and kind != b"application/json" and not empty:
+    if scope["method"] in ("POST", "PUT", "PATCH", "DELETE") and not empty and not _is_json(scope, headers):
         return HTTPRefusal(415, "the body must be JSON", "send Content-Type: application/json")
     return None
+
+
+def _is_json(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
+    """Return True if the body is JSON, as far as headers tell.
+
+    Ollama reads bodies of any type, and LiteLLM sends them without one or, with aiohttp, as octets. A page
+    can do so, too, but its browser says then in Origin or Sec-Fetch-Site, which no script can set or remove,
+    that it was a page.
+    """
+    kind = headers.get(b"content-type", b"")
+    if scope["path"].startswith("/api/") and kind in (b"", b"application/octet-stream"):
+        return not headers.keys() & {b"origin", b"sec-fetch-site"}
+    return kind.partition(b";")[0].strip().lower() == b"application/json"

@@ -86,6 +86,41 @@ def refused(client: httpx.Client, path: str = CHAT, status: int = 400, **body: A
     return message
 
 
+# Bodies
+
+
+@pytest.mark.parametrize("headers", [{}, {"Content-Type": "application/octet-stream"}])
+def test_a_body_without_a_type_is_json(client: httpx.Client, headers: Object) -> None:
+    """LiteLLM sends bodies so: with httpx, and with aiohttp."""
+    body = {
+        "model": "demo",
+        "messages": STORY,
+        "options": {"num_predict": 8, "temperature": 0.7, "stop": ["zz"]},
+        "stream": False,
+    }
+    reply = client.post(CHAT, content=json.dumps(body).encode(), headers=headers)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        (CHAT, {"Origin": "null"}),
+        (CHAT, {"Origin": "https://example.com"}),
+        (CHAT, {"Sec-Fetch-Site": "cross-site"}),
+        (CHAT, {"Content-Type": "text/plain"}),
+        (CHAT, {"Content-Type": "application/octet-stream", "Origin": "https://example.com"}),
+        ("/v1/chat/completions", {"Content-Type": "application/octet-stream"}),
+        ("/v1/chat/completions", {}),
+    ],
+)
+def test_a_page_cannot_leave_out_the_type(client: httpx.Client, path: str, headers: Object) -> None:
+    """A script can: of a Blob. But the browser then says where the request comes from."""
+    body = json.dumps({"messages": STORY}).encode()
+    assert client.post(path, content=body, headers=headers).status_code == 415
+
+
 # Answers
 
 
