@@ -245,7 +245,7 @@ INTERFACES = {
         ),
         more={"tools": [TOOL["function"] | {"type": "function"}], "n": 2, "store": True},  # type: ignore[operator]
         refused=set(items.REFUSED_HERE),
-        warned={"store"},
+        warned={"store", "max_tool_calls"},
         idle=lambda asked: items.without_effect(asked, False),
     ),
 }

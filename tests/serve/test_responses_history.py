@@ -13,7 +13,7 @@ from test_responses import ask, refused
 from quire.errors import RequestError
 from quire.server.body import parse
 from quire.server.chat_task import ChatTask
-from quire.server.openai.items import ResponseRequest, task_of
+from quire.server.openai.items import IDLE_INCLUDES, ResponseRequest, task_of
 
 USER = {"role": "user", "content": "Hi"}
 TRIGGER = {"type": "compaction_trigger"}
@@ -157,6 +157,13 @@ def test_items_that_change_the_question_are_refused(item: Object) -> None:
     assert caught.value.param == "input[1]"
 
 
+def test_a_reference_to_an_item_is_refused_with_what_to_set() -> None:
+    """Vercel's AI SDK sends references to its own server's items, unless its option `store` is false."""
+    with pytest.raises(RequestError, match="item_reference") as caught:
+        task(USER, {"type": "item_reference", "id": "msg_1"})
+    assert "store is false" in (caught.value.hint or "")
+
+
 # Over real sockets
 
 
@@ -178,6 +185,15 @@ def test_options_of_agents_are_accepted(client: httpx.Client) -> None:
     ]
     for name in ("reasoning.effort", "reasoning.summary", "reasoning.context", "reasoning.encrypted_content"):
         assert any(warning.startswith((name, f"include of {name}")) for warning in warnings)
+
+
+@pytest.mark.parametrize("name", IDLE_INCLUDES)
+def test_details_of_tools_that_are_left_out_are_left_out(client: httpx.Client, name: str) -> None:
+    """Clients ask for the sources of a search wherever they offer one."""
+    tools = [{"type": "web_search"}]
+    warnings = ask(client, max_output_tokens=1, tools=tools, include=[name], max_tool_calls=3)["warnings"]
+    assert f"include of {name} has no effect" in warnings
+    assert "max_tool_calls has no effect" in warnings
 
 
 def test_a_websocket_is_refused_with_a_status_that_agents_handle(client: httpx.Client) -> None:

@@ -31,6 +31,11 @@ _UNREADABLE = {
 }
 _COMPACTED = "[The conversation so far was compacted in a form that this server cannot read.]"
 COMPACT_YOURSELF = "ask the model for a summary, and send that as the input"
+# Items that are refused -> what to send instead.
+_INSTEAD = {
+    "compaction_trigger": COMPACT_YOURSELF,
+    "item_reference": "nothing is stored: send the item itself, as clients do if their option store is false",
+}
 _COMPACTIONS = ("compaction", "compaction_summary", "context_compaction")
 # Calls that another server ran itself: the message that follows them holds their outcome.
 _SKIPPED = ("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call")
@@ -133,10 +138,8 @@ class _History:
             self._toolbox.warn(f"items of type {item.type!r} are skipped")
         else:
             problem = f"{where}: an item of type {item.type[:64]!r} is not supported"
-            hint = "give messages, function calls and their outputs"
-            raise RequestError(
-                problem, COMPACT_YOURSELF if item.type == "compaction_trigger" else hint, where
-            )
+            hint = _INSTEAD.get(item.type, "give messages, function calls and their outputs")
+            raise RequestError(problem, hint, where)
 
     def say(self, role: str, text: str) -> None:
         """Add a message, or extend the last one if both are the system's."""

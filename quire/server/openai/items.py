@@ -22,7 +22,6 @@ REFUSED_HERE = {
     "background": "omit it and wait for the response, or stream it",
     "context_management": None,
     "conversation": _STATELESS,
-    "max_tool_calls": "use parallel_tool_calls",
     "moderation": None,
     "n": _CHAT,
     "previous_response_id": _STATELESS,
@@ -30,9 +29,14 @@ REFUSED_HERE = {
     "prompt_logprobs": _CHAT,
     "truncation": "shorten the input",
 }
-# Values of `include`: one that is supported, and one that agents always send and can do without.
+# Values of `include`: one that is supported; and, without effect, one that agents always send and can do
+# without, and details of calls that only OpenAI's servers run.
 LOGPROBS = "message.output_text.logprobs"
-ENCRYPTED = "reasoning.encrypted_content"
+IDLE_INCLUDES = (
+    "reasoning.encrypted_content",
+    *("code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results"),
+    *("message.input_image.image_url", "web_search_call.action.sources", "web_search_call.results"),
+)
 
 
 class TextFormat(Struct, kw_only=True, omit_defaults=True):
@@ -186,7 +190,7 @@ def task_of(asked: ResponseRequest, sees: bool = False) -> tuple[ChatTask, Toolb
     """
     refuse(asked, REFUSED)
     refuse(asked, REFUSED_HERE)
-    if refused := [name for name in asked.include or () if name not in (LOGPROBS, ENCRYPTED)]:
+    if refused := [name for name in asked.include or () if name not in (LOGPROBS, *IDLE_INCLUDES)]:
         raise RequestError(f"include of {refused[0][:64]!r} is not supported", None, "include")
     sampling = given_of(asked)
     if asked.top_logprobs or LOGPROBS in (asked.include or ()):
@@ -221,7 +225,8 @@ def without_effect(asked: ResponseRequest, effort_is_read: bool) -> list[str]:
     reasoning, text = asked.reasoning or ReasoningOptions(), asked.text or TextOptions()
     given = {
         "store": asked.store,
-        f"include of {ENCRYPTED}": ENCRYPTED in (asked.include or ()),
+        **{f"include of {name}": name in (asked.include or ()) for name in IDLE_INCLUDES},
+        "max_tool_calls": asked.max_tool_calls,  # of tools that the server runs, and it runs none
         "reasoning.effort": reasoning.effort if not effort_is_read else None,
         "reasoning.summary": reasoning.summary or reasoning.generate_summary,
         "reasoning.context": reasoning.context,
