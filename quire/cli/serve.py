@@ -17,6 +17,7 @@ from quire.config import SERVED_PREFILL_TOKENS, ServerConfig, served
 from quire.errors import escape
 
 if TYPE_CHECKING:
+    from quire.models.purpose import Pooling
     from quire.server.hosted.budget import ModelSpec
     from quire.server.hosted.host import Host
     from quire.server.service import ServiceState
@@ -34,8 +35,14 @@ OPENAI_API_KEY. The first SIGTERM or Ctrl-C waits for open requests; the second 
 WORDS = """MODEL    checkpoint folder, Hub id such as Qwen/Qwen3-0.6B, or 'demo' (default), a small model
          included with Quire; several are loaded when first asked for, and unloaded after --idle-unload or
          for memory"""
-CURL = """  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
-    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Tell me a story."}}]}}'"""
+CURL = """  curl {url}{path} -H 'Content-Type: application/json'{key} \\
+    -d '{{"model": "{model}", {asked}}}'"""
+# The path of a first request to a model by its task, and what it asks.
+FIRST = {
+    "generate": ("/v1/chat/completions", '"messages": [{"role": "user", "content": "Tell me a story."}]'),
+    "embed": ("/v1/embeddings", '"input": "A story about a fox."'),
+    "score": ("/rerank", '"query": "animals", "documents": ["a fox", "a lantern"]'),
+}
 KEY = """ \\
     -H "Authorization: Bearer $QUIRE_API_KEY\""""
 WIDTH = 100
@@ -147,7 +154,8 @@ def _show_models(host: Host, url: str, keyed: bool) -> None:
     print(f"  all together at most {gigabytes(host.limit_bytes)}; their states: {url}/v1/models")
     if host.config.page:
         print(f"  a chat, and what the engines do, in a browser: {bold(f'{url}/')}")
-    print(CURL.format(url=url, model=next(iter(needs)), key=KEY if keyed else ""), flush=True)
+    name, first = next(iter(host.models.items()))
+    print(_first_request(url, name, first.budget.pooling, keyed), flush=True)
     if not (keyed or is_loopback(host.config.host)):
         note("anyone who can reach this machine can use it; QUIRE_API_KEY or --api-key-file requires a key")
 
@@ -167,9 +175,15 @@ def _show_ready(service: ServiceState, url: str) -> None:
     print(textwrap.fill(" · ".join(settings), WIDTH, initial_indent="  ", subsequent_indent="  "))
     if service.config.page:
         print(f"  a chat, and what the engine does, in a browser: {bold(f'{url}/')}")
-    print(CURL.format(url=url, model=service.names[0], key=KEY if service.keyed else ""), flush=True)
+    pooling = service.frontend.model.pooling
+    print(_first_request(url, service.names[0], pooling, service.keyed), flush=True)
     if service.config.record is not None:
         what = "with prompts and answers" if service.config.record_contents else "without prompts and answers"
         note(f"steps are recorded, {what}; incident files go to {escape(service.config.record)}")
     if not (service.keyed or is_loopback(service.config.host)):
         note("anyone who can reach this machine can use it; QUIRE_API_KEY or --api-key-file requires a key")
+
+
+def _first_request(url: str, model: str, pooling: Pooling | None, keyed: bool) -> str:
+    path, asked = FIRST["generate" if pooling is None else pooling.task]
+    return CURL.format(url=url, path=path, model=model, asked=asked, key=KEY if keyed else "")

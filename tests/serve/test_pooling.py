@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from base64 import b64decode
 from collections.abc import Iterator
@@ -28,6 +29,16 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def scorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with running(model=str(write_cross_encoder(tmp_path_factory.mktemp("models") / "cross"))) as server:
         yield server
+
+
+@pytest.mark.parametrize("model", ["embedder", "scorer"])
+def test_the_first_request_that_is_printed_is_answered(model: str, request: pytest.FixtureRequest) -> None:
+    server: Server = request.getfixturevalue(model)
+    printed = re.search(rf"curl {re.escape(server.url)}(\S+) [^{{]*-d '({{.*}})'", server.log)
+    assert printed is not None, server.log
+    with server.client() as client:
+        reply = client.post(printed[1], content=printed[2], headers={"Content-Type": "application/json"})
+    assert reply.status_code == 200, reply.text
 
 
 def ask(server: Server, path: str, **body: Any) -> Any:
