@@ -113,13 +113,18 @@ class LogprobCursor:
         self.num_tokens = 0
         self.kept: list[Position] = []
 
-    def advance(self) -> tuple[list[int], list[Position]]:
-        """Return new token ids and, if there is a shape, their positions."""
-        begin, self.num_tokens = self.num_tokens, len(self.output.token_ids)
-        token_ids = self.output.token_ids[begin:]
-        if self.shape is None or self.output.logprobs is None:
-            return token_ids, []
-        return token_ids, self.shape.positions(token_ids, self.output.logprobs[begin:])
+    def advance(self, with_end: bool = True) -> tuple[list[int], list[Position]]:
+        """Return new token ids and, if there is a shape, their positions.
+
+        Not `with_end`, the token that ended the answer, and has no text, is left for the next call.
+        """
+        output, begin = self.output, self.num_tokens
+        held = not with_end and output.finish_reason == "stop" and not isinstance(output.stop_reason, str)
+        self.num_tokens = max(begin, len(output.token_ids) - held)
+        new = slice(begin, self.num_tokens)
+        if self.shape is None or output.logprobs is None:
+            return output.token_ids[new], []
+        return output.token_ids[new], self.shape.positions(output.token_ids[new], output.logprobs[new])
 
 
 def num_new(cursors: Iterable[LogprobCursor]) -> int:

@@ -91,7 +91,7 @@ ROOMS = (
     ),
     Room(
         "server",
-        4_540,
+        4_545,
         "HTTP and its limits, requests and the queue, the engine's process, metrics, what all APIs share",
         ("server",),
     ),

@@ -124,6 +124,19 @@ def test_a_choice_without_text_has_a_role_and_an_end(client: httpx.Client, llm: 
     assert (whole["choices"][0]["finish_reason"], whole["usage"]["completion_tokens"]) == ("stop", 1)
 
 
+def test_the_end_token_is_not_among_those_of_a_text(client: httpx.Client) -> None:
+    """As guidance reads a stream: where a chunk has several tokens, their texts are its text."""
+    schema = {"type": "object", "properties": {"a": {"const": "bc"}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"schema": schema | {"additionalProperties": False}}}
+    body = {"messages": MESSAGES, "response_format": form, "logprobs": True, "return_token_ids": True}
+    found = [*choices(chunks(client, CHAT, **body))]
+    for choice in found:
+        if text := choice["delta"].get("content"):
+            assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == text
+    assert found[-1]["finish_reason"] == "stop"
+    assert len(found[-1]["logprobs"]["content"]) == len(found[-1]["token_ids"]) == 1
+
+
 def test_bytes_rebuild_split_characters(client: httpx.Client, llm: LLM) -> None:
     tokenizer = llm.get_tokenizer()
     pieces = [t for t in range(tokenizer.vocab_size) if tokenizer.token_bytes(t) in (b"\xc3", b"\xa9", b"e")]

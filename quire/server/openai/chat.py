@@ -197,7 +197,8 @@ async def stream(
                 events += opening(index, counts)
             for drafting in take_drafting(run.output.outputs[index], run.tokenizer):
                 events.append(event_of(chunk, [ChatChunkChoice(index, Delta(), drafting=drafting)], counts))
-            parts = [*zip_longest(deltas_of(event), token_details(cursors[index], with_ids))]
+            details_of = token_details(cursors[index], with_ids, with_end=isinstance(event, Finish))
+            parts = [*zip_longest(deltas_of(event), details_of)]
             for number, (delta, details) in enumerate(parts, 1):
                 logprobs, ids = details or NO_DETAILS
                 choice = ChatChunkChoice(index, delta or Delta(), logprobs, token_ids=ids)

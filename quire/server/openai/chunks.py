@@ -145,11 +145,14 @@ def head_of(service: ServiceState, request_id: str, model: str) -> dict[str, Any
     }
 
 
-def token_details(cursor: LogprobCursor, with_ids: bool) -> list[TokenDetails]:
-    """Return log-probabilities and ids of new tokens, in parts that each fit into one chunk; at least one."""
+def token_details(cursor: LogprobCursor, with_ids: bool, with_end: bool = True) -> list[TokenDetails]:
+    """Return log-probabilities and ids of new tokens, in parts that each fit into one chunk; at least one.
+
+    `with_end`: see LogprobCursor.advance.
+    """
     if cursor.shape is None and not with_ids:
         return [NO_DETAILS]
-    token_ids, positions = cursor.advance()
+    token_ids, positions = cursor.advance(with_end)
     shape = cursor.shape
     logprobs = [Raw(shape.join(group)) for group in grouped(positions)] if shape else []
     parts = zip_longest(logprobs, id_groups(token_ids) if with_ids else ())
