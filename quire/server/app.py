@@ -166,14 +166,17 @@ def check_body(scope: Scope) -> HTTPRefusal | None:
     return None
 
 
+_ANY_TYPE = (b"", b"application/octet-stream", b"application/x-www-form-urlencoded")  # the last is curl's
+
+
 def _is_json(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
     """Return True if the body is JSON, as far as headers tell.
 
-    Ollama reads bodies of any type, and LiteLLM sends them without one or, with aiohttp, as octets. A page
-    can do so, too, but its browser says then in Origin or Sec-Fetch-Site, which no script can set or remove,
-    that it was a page.
+    Ollama reads bodies of any type: its documentation calls curl without one, and LiteLLM sends none or, with
+    aiohttp, that of octets. A page can do so, too, but its browser says then in Origin or Sec-Fetch-Site,
+    which no script can set or remove, that it was a page.
     """
     kind = headers.get(b"content-type", b"")
-    if scope["path"].startswith("/api/") and kind in (b"", b"application/octet-stream"):
+    if scope["path"].startswith("/api/") and kind in _ANY_TYPE:
         return not headers.keys() & {b"origin", b"sec-fetch-site"}
     return kind.partition(b";")[0].strip().lower() == b"application/json"

@@ -89,9 +89,12 @@ def refused(client: httpx.Client, path: str = CHAT, status: int = 400, **body: A
 # Bodies
 
 
-@pytest.mark.parametrize("headers", [{}, {"Content-Type": "application/octet-stream"}])
+@pytest.mark.parametrize(
+    "headers",
+    [{}, *({"Content-Type": f"application/{kind}"} for kind in ("octet-stream", "x-www-form-urlencoded"))],
+)
 def test_a_body_without_a_type_is_json(client: httpx.Client, headers: Object) -> None:
-    """LiteLLM sends bodies so: with httpx, and with aiohttp."""
+    """LiteLLM sends bodies so: with httpx, and with aiohttp; and curl -d, as Ollama's documents have it."""
     body = {
         "model": "demo",
         "messages": STORY,
@@ -439,17 +442,17 @@ def test_options_of_a_samplers_own(client: httpx.Client) -> None:
     found = ask(client, options={**OPTIONS, **harmless}, keep_alive="5m", truncate=True, shift=False)
     assert found["message"] == ask(client, options=OPTIONS)["message"]
     assert "warnings" not in found
-    told = lines(client, options={"num_predict": 1, "surprise": 1}, oddity=2)
+    told = lines(client, options={"num_predict": 1, "surprise": 1, "num_ctx": 2048}, oddity=2)
     assert told[-1]["warnings"] == [
         "unknown field 'oddity' has no effect",
         "unknown option 'options.surprise' has no effect",
+        "num_ctx = 2048: the context has 1024 tokens (--max-model-len)",
     ]
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"num_ctx": 2048}, "options.num_ctx = 2048 exceeds the context, 1024"),
         ({"num_predict": 0}, "options.num_predict = 0"),
         ({"num_predict": 1 << 40}, "options.num_predict must be"),
         ({"temperature": 3}, "options.temperature must be"),

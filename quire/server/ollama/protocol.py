@@ -212,14 +212,10 @@ def _task(
     tools: list[dict[str, Any]] | None = None,
 ) -> ChatTask:
     options, unknown = nested(asked.options or {}, OllamaOptions, "options")
-    max_model_len = service.frontend.max_model_len
-    if options.num_ctx is not None and options.num_ctx > max_model_len:
-        hint = "leave it out, or start the server with a larger --max-model-len"
-        raise RequestError(
-            f"options.num_ctx = {options.num_ctx} exceeds the context, {max_model_len}", hint, "options"
-        )
     continued = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     warnings = [f"unknown option {name[:64]!r} has no effect" for name in unknown[:16]]
+    if (options.num_ctx or 0) > (most := service.frontend.max_model_len):
+        warnings.append(f"num_ctx = {options.num_ctx}: the context has {most} tokens (--max-model-len)")
     return ChatTask(
         messages=messages,
         sampling=_sampling(asked, options),
