@@ -267,7 +267,7 @@ def test_blocks_are_kept_for_as_many_gpus(
     heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two GPUs find what two have kept, and not what one has: of divided heads, and of one that all have."""
-    monkeypatch.setattr(Fetches, "_compute_s", lambda _, first, end: float(end - first))
+    monkeypatch.setattr(Fetches, "_compute_s", lambda _, first, end: 60.0 * (end - first))
     model = write_checkpoint(tmp_path, wide_config("qwen3", num_hidden_layers=1, num_key_value_heads=heads))
     found, cached = [], []
     for ranks in (1, 2, 2):
