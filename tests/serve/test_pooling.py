@@ -132,8 +132,8 @@ def test_base64_is_little_endian_float32(embedder: Server) -> None:
     [
         ({"input": []}, "input", "empty"),
         ({"input": ["a", 1]}, "input", "mixes"),
-        ({"input": [[]]}, "prompt", "empty"),
-        ({"input": [[99]]}, "prompt", "vocabulary"),
+        ({"input": [[]]}, "input", "empty"),
+        ({"input": [[99]]}, "input", "vocabulary"),
         ({"input": "a " * 60}, "input", "40 tokens"),
         ({"input": "a", "dimensions": 17}, "dimensions", "16 numbers"),
         ({"input": "a", "dimensions": 0}, "dimensions", "16 numbers"),
