@@ -74,18 +74,21 @@ def write_both(
     projector: str = "mmproj-F32.gguf",
     exchanged: bool = False,
     left_out: str = "",
+    flat: str = "",
+    of_text: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Path:
-    """Write both files of a model in a folder; `changes` are those of the tower's metadata.
+    """Write both files of a model in a folder; `changes` are those of the tower's metadata, `of_text` others.
 
-    With `exchanged` each matrix of an MLP has the name of the other one. `left_out` is a tensor of the tower.
+    With `exchanged` each matrix of an MLP has the name of the other one. `left_out` is a tensor of the tower,
+    `flat` one that is written as a matrix.
     """
     into.mkdir(exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
     arrays = load_file(folder / "model.safetensors")
     text = {name: array for name, array in arrays.items() if not _TOWER.match(name)}
     metadata, tensors = _text_model(folder, config, text)
-    path = _written(into / "model.gguf", {**metadata, **_tokenizer(folder)}, tensors)
+    path = _written(into / "model.gguf", {**metadata, **_tokenizer(folder), **(of_text or {})}, tensors)
     metadata, tensors = tower(config, {name: arrays[name] for name in arrays.keys() - text.keys()})
     if exchanged:
         other = {"up": "down", "down": "up"}
@@ -94,6 +97,7 @@ def write_both(
             for name, array in tensors.items()
         }
     tensors.pop(left_out, None)
+    tensors |= {name: array.reshape(len(array), -1) for name, array in tensors.items() if name == flat}
     _written(into / projector, {**metadata, **changes}, tensors)
     return path
 

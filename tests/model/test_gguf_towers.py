@@ -168,6 +168,20 @@ def test_a_tower_without_its_second_frame(tmp_path: Path) -> None:
         open_model(str(path)).tensors()
 
 
+def test_sections_that_are_no_list(tmp_path: Path) -> None:
+    wrong = {"qwen3vl.rope.dimension_sections": 4}
+    path = write_both(checkpoint("qwen3_vl", tmp_path / "plain"), tmp_path / "gguf", of_text=wrong)
+    with pytest.raises(ConfigError, match="dimension_sections = 4 is not a list of numbers"):
+        open_model(str(path)).config()
+
+
+def test_a_kernel_that_is_a_matrix(tmp_path: Path) -> None:
+    folder = checkpoint("gemma4", tmp_path / "gemma4_e")
+    path = write_both(folder, tmp_path / "gguf", flat="v.patch_embd.weight")
+    with pytest.raises(ConfigError, match=r"v\.patch_embd\.weight is no kernel over pixels"):
+        open_model(str(path)).tensors()
+
+
 def test_a_model_without_the_token_of_images_reads_text(tmp_path: Path) -> None:
     folder = checkpoint("gemma3", tmp_path / "plain")
     path = folder / "tokenizer.json"

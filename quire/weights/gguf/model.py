@@ -92,8 +92,7 @@ class GgufModel:
 
     def config(self) -> dict[str, Any]:
         text = config_of(self._files, [] if self._tokens is None else end_tokens(self._tokens))
-        tower = self._tower
-        return text if tower is None or self._tokens is None else tower.config(text, self._tokens)
+        return text if self._tower is None else self._tower.config(text)
 
     @cached_property
     def _tower(self) -> Tower | None:

@@ -27,25 +27,25 @@ _EXCHANGED = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """The vision tower in a file, for the text model with the metadata `text`."""
+    """The vision tower in a file, for the text model with the metadata `text` and these tokens."""
 
     file: GgufFile
     kind: TowerKind
     keys: Keys
     text: Keys
+    tokens: FileTokens
 
-    def config(self, text: dict[str, Any], tokens: FileTokens) -> dict[str, Any]:
+    def config(self, text: dict[str, Any]) -> dict[str, Any]:
         """Return the configuration of the whole model, with that of its text model."""
         fields = self.kind.fields(self.keys, self.text)
-        sections = self.text.value("rope.dimension_sections")
-        if sections is not None and len(sections) > 2:
+        if sections := self.text.metadata.numbers(f"{self.text.prefix}.rope.dimension_sections"):
             scaling = text.get("rope_scaling") or {"rope_type": "default"}
-            text = {**text, "rope_scaling": {**scaling, "mrope_section": sections.tolist()[:3]}}
+            text = {**text, "rope_scaling": {**scaling, "mrope_section": sections[:3]}}
         return {
             **{name: text[name] for name in ("tie_word_embeddings", "eos_token_id") if name in text},
             **fields,
             "architectures": [self.kind.composites[self.text.prefix]],
-            "image_token_id": tokens.vocabulary[self.kind.token],
+            "image_token_id": self.tokens.vocabulary[self.kind.token],
             "text_config": {**text, **fields["text_config"]},
         }
 
@@ -92,6 +92,8 @@ class Tower:
         change = self.kind.changes.get(header.name, PLAIN)
         if header.name.endswith(_BOUNDS):
             change = replace(change, form="scalar")
+        if change.form == "pixels" and len(header.shape) != 4:
+            raise ConfigError(f"{self.file.path}: {header.name} is no kernel over pixels: {header.shape}")
         if change.form != "frames":
             return GgufTensor((header,), change=change)
         second = self.file.tensors.get(_SECOND_FRAME)
@@ -127,5 +129,5 @@ def tower_beside(path: Path, text: Keys, tokens: FileTokens | None) -> Tower | N
         last, axis = kind.last
         shape = file.tensors[last].shape if last in file.tensors else ()
         if len(shape) == 2 and shape[axis] == text.size("embedding_length"):
-            return Tower(file, kind, keys, text)
+            return Tower(file, kind, keys, text, tokens)
     return None
