@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from browsing import Opener
 from chatting import Chat, Model, stream
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 from reading import until_live
 from server import PYTHON, Server, running
 from test_models import opened
@@ -108,6 +108,34 @@ def test_a_large_one_is_pasted_and_made_smaller(page: Page, folder: Path) -> Non
     chat.ask("What is it?")
     (url,) = sent(model.asked[0])
     assert url.startswith("data:image/jpeg;base64,")
+
+
+def test_one_image_twice_of_which_one_is_removed(page: Page, folder: Path) -> None:
+    composer = Chat(page).root.locator(".composer")
+    for count in (1, 2):
+        composer.locator("input[type=file]").set_input_files(folder / "small.png")
+        expect(shown(composer)).to_have_count(count)
+    composer.get_by_label("Remove image 1").click()
+    expect(shown(composer)).to_have_count(1)
+
+
+def test_an_image_that_was_chosen_before_the_model_called_a_tool(page: Page, folder: Path) -> None:
+    """It goes with the result of the tool, which names the call."""
+    chat, held = Chat(page), list[Route]()
+    page.route("**/v1/chat/completions", lambda route: held.append(route))
+    chat.send("What is it?")
+    expect(chat.root.get_by_role("button", name="Stop")).to_be_visible()
+    page.evaluate(PASTE, ["a.png", base64.b64encode((folder / "small.png").read_bytes()).decode()])
+    expect(shown(chat.root.locator(".composer"))).to_have_count(1)
+    called = {"index": 0, "id": "one", "function": {"name": "look", "arguments": "{}"}}
+    held[0].fulfill(body=stream([{"tool_calls": [called]}], "tool_calls"))
+    expect(chat.root.get_by_label("Result of look")).to_be_visible()
+    chat.send("A fox")
+    expect(chat.root.get_by_role("button", name="Stop")).to_be_visible()
+    asked = json.loads(held[1].request.post_data or "")
+    assert (asked["messages"][-1]["tool_call_id"], len(sent(asked))) == ("one", 1)
+    held[1].fulfill(body=stream([{"content": "Yes."}]))
+    chat.until_done()
 
 
 def test_a_file_that_is_no_image_is_said(page: Page, tmp_path: Path) -> None:

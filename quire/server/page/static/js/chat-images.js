@@ -43,7 +43,7 @@ export const Images = ({ images, onRemove }) =>
   images.length > 0 &&
   html`<ul class="images">${images.map(
     (url, at) =>
-      html`<li key=${url}><img src=${url} alt=${`Image ${at + 1}`} />${
+      html`<li key=${at}><img src=${url} alt=${`Image ${at + 1}`} />${
         onRemove &&
         html`<button type="button" class="quiet" aria-label=${`Remove image ${at + 1}`}
           onClick=${() => onRemove(at)}>✕</button>`

@@ -181,11 +181,9 @@ export function wrongOf({ setup }) {
 }
 
 function messageOf({ role, content, reasoning, calls, callId, images }) {
-  if (images.length) {
-    const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
-    return { role, content: [...parts, { type: "text", text: content }] };
-  }
-  if (role !== "assistant") return { role, content, tool_call_id: callId || undefined };
+  const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  const said = parts.length ? [...parts, { type: "text", text: content }] : content;
+  if (role !== "assistant") return { role, content: said, tool_call_id: callId || undefined };
   const called = calls.map(({ id, name, args }) => {
     return { id, type: "function", function: { name, arguments: args } };
   });
