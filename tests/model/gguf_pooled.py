@@ -143,15 +143,7 @@ def write_decoder_file(
     }
     tensors = renamed(arrays, QWEN3)
     keys = {
-        "context_length": config["max_position_embeddings"],
-        "embedding_length": config["hidden_size"],
-        "block_count": config["num_hidden_layers"],
-        "feed_forward_length": config["intermediate_size"],
-        "attention.head_count": config["num_attention_heads"],
-        "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.key_length": config["head_dim"],
-        "attention.value_length": config["head_dim"],
-        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", 1e-6),
+        **_sizes(config),
         "rope.freq_base": float(config.get("rope_theta", 10000.0)),
         "pooling_type": pooling,
     }
@@ -208,13 +200,9 @@ def written(
     return write(path, metadata, {name: (array, kinds(name, array)) for name, array in tensors.items()})
 
 
-def write_gemma_file(folder: Path, path: Path, *, dense: bool = True, **more: Any) -> Path:
-    """Write EmbeddingGemma, with its modules after pooling unless they were left out."""
-    config = json.loads((folder / "config.json").read_text())
-    arrays = {f"model.{name}": array for name, array in arrays_of(folder).items()}
-    arrays = {name: array + 1 if "norm" in name else array for name, array in arrays.items()}
-    tensors = renamed(arrays, GEMMA)
-    keys: dict[str, Any] = {
+def _sizes(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what the metadata of every decoder state."""
+    return {
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
         "block_count": config["num_hidden_layers"],
@@ -224,6 +212,17 @@ def write_gemma_file(folder: Path, path: Path, *, dense: bool = True, **more: An
         "attention.key_length": config["head_dim"],
         "attention.value_length": config["head_dim"],
         "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", 1e-6),
+    }
+
+
+def write_gemma_file(folder: Path, path: Path, *, dense: bool = True, **more: Any) -> Path:
+    """Write EmbeddingGemma, with its modules after pooling unless they were left out."""
+    config = json.loads((folder / "config.json").read_text())
+    arrays = {f"model.{name}": array for name, array in arrays_of(folder).items()}
+    arrays = {name: array + 1 if "norm" in name else array for name, array in arrays.items()}
+    tensors = renamed(arrays, GEMMA)
+    keys: dict[str, Any] = {
+        **_sizes(config),
         "attention.sliding_window": config["sliding_window"],
         "attention.sliding_window_pattern": config["sliding_window_pattern"],
         "rope.freq_base": float(config.get("rope_theta", 1e6)),

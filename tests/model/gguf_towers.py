@@ -155,6 +155,8 @@ def tower(config: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Array
     tensors: Arrays = {}
     for name, array in arrays.items():
         tensors |= _tensors_of(own, name, array)
+    if kind == "gemma4":  # and the tower for sound
+        tensors |= dict.fromkeys(("a.blk.0.ln1.weight", "mm.a.input_projection.weight"), np.ones((4, 4)))
     keys = {
         "image_size": own.get("image_size", 224),
         "patch_size": own["patch_size"],

@@ -152,6 +152,11 @@ def test_which_file_beside_a_model_has_its_tower(tmp_path: Path) -> None:
     write_both(other, tmp_path / "other")
     (tmp_path / "other" / "mmproj-F32.gguf").rename(tower)
     assert seen(path).vision is None
+    wide = json.loads(json.dumps(own.CONFIG))
+    wide["text_config"]["hidden_size"] = wide["vision_config"]["out_hidden_size"] = 48
+    write_both(own.write_qwen3_vl(tmp_path / "wide", wide), tmp_path / "wider")
+    (tmp_path / "wider" / "mmproj-F32.gguf").rename(tower)
+    assert seen(path).vision is None
     for key, value in (("clip.projector_type", "pixtral"), ("clip.vision.projector_type", "gemma4v")):
         write_both(folder, tmp_path / "gguf", "m.mmproj-Q8_0.gguf", **{key: value})
         assert seen(path).vision is None
