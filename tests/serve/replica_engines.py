@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from remote_engines import LIMIT_S, NULL, QUICK
+from remote_engines import LIMIT_S, NULL, QUICK, until
 
 from quire.cluster.autoscaling import Autoscaler
 from quire.cluster.placement import Core, Place
@@ -106,3 +108,11 @@ async def operation(several: Replicas) -> None:
     while last.seconds is None:
         await asyncio.sleep(0.005)
     assert last.error is None
+
+
+async def kill(several: Replicas, number: int, state: str) -> None:
+    """Kill the engine of a replica, and wait until it is in this state."""
+    pid = several.statuses[number].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: several.statuses[number].state == state)

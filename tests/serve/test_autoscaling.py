@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 
-from remote_engines import LIMIT_S, NULL, QUICK, follow, request, run, until
-from replica_engines import LAW, operation, replicas
+from remote_engines import LIMIT_S, NULL, QUICK, follow, request, run
+from replica_engines import LAW, kill, operation, replicas
 
 from quire.cluster.autoscaling import INTERVAL_S, Autoscaler
 from quire.routing.goal_scaler import LatencyGoal
@@ -60,10 +58,7 @@ def test_what_was_given_up_is_replaced() -> None:
             several.all()[0].engine.status.law = LAW
             scaler.look(several, 0.0)
             assert not scaler.changes
-            pid = several.statuses[1].pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            await until(lambda: several.statuses[1].state == "stopped")
+            await kill(several, 1, "stopped")
             scaler.look(several, INTERVAL_S)
             await asyncio.wait_for(operation(several), LIMIT_S)
             assert [(one.before, one.after) for one in scaler.changes] == [(1, 2)]

@@ -28,7 +28,7 @@ from remote_engines import (
     run,
     until,
 )
-from replica_engines import operation, replicas
+from replica_engines import kill, operation, replicas
 
 from quire.config import EngineConfig
 from quire.engine.client import EngineClient, Stream
@@ -233,10 +233,7 @@ def test_the_last_replica_is_not_stopped() -> None:
     async def check() -> None:
         async with replicas(drain_s=0.0, policy=None, command=faulty(5)) as (several, _):
             assert several.serves_without(0)
-            pid = several.statuses[1].pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            await until(lambda: several.statuses[1].state == "restarting")
+            await kill(several, 1, "restarting")
             assert not several.serves_without(0)
             several.operations.begin("restarting", several.restart([0]))
             await asyncio.sleep(0)
@@ -253,10 +250,7 @@ def test_a_replica_is_not_drained_for_one_that_was_given_up() -> None:
 
     async def check() -> None:
         async with replicas(drain_s=0.0, policy=replace(QUICK, max_deaths=1)) as (several, _):
-            pid = several.statuses[0].pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            await until(lambda: several.statuses[0].state == "stopped")
+            await kill(several, 0, "stopped")
             several.operations.begin("restarting", several.restart([1]))
             last = several.operations.last
             assert last is not None
@@ -273,10 +267,7 @@ def test_a_replica_is_not_drained_for_one_that_was_given_up() -> None:
 def test_scaling_down_stops_what_was_given_up_first() -> None:
     async def check() -> None:
         async with replicas(3, drain_s=0.0, policy=replace(QUICK, max_deaths=1)) as (several, _):
-            pid = several.statuses[0].pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            await until(lambda: several.statuses[0].state == "stopped")
+            await kill(several, 0, "stopped")
             several.operations.begin("scaling", several.scale(1))
             await operation(several)
             assert several.numbers == [1]
@@ -290,10 +281,7 @@ def test_what_was_given_up_is_started_anew() -> None:
 
     async def check() -> None:
         async with replicas(2, drain_s=0.0, policy=replace(QUICK, max_deaths=1)) as (several, _):
-            pid = several.statuses[0].pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            await until(lambda: several.statuses[0].state == "stopped")
+            await kill(several, 0, "stopped")
             assert several.numbers == [1]
             several.operations.begin("scaling", several.scale(2))
             await operation(several)
@@ -325,10 +313,8 @@ def adapters(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[str]]:
 def test_adapters_change_also_where_a_replica_was_given_up(adapters: dict[int, list[str]]) -> None:
     async def check() -> None:
         async with replicas(policy=replace(QUICK, max_deaths=1)) as (several, _):
-            pid, other = several.statuses[0].pid, several.statuses[1].pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            await until(lambda: several.statuses[0].state == "stopped")
+            other = several.statuses[1].pid
+            await kill(several, 0, "stopped")
             await several.change_adapter("one", "folder")
             assert adapters == {other: ["one"]}
             await several.change_adapter("one", None)
@@ -344,10 +330,7 @@ def test_adapters_change_in_all_replicas_or_in_none(adapters: dict[int, list[str
             with pytest.raises(RequestError):
                 await several.change_adapter("bad", "folder")
             assert [*adapters.values()] == [[], []]
-            pid = several.statuses[1].pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            await until(lambda: several.statuses[1].state == "restarting")
+            await kill(several, 1, "restarting")
             with pytest.raises(EngineDead):
                 await several.change_adapter("one", "folder")
             assert [*adapters.values()] == [[], []]
@@ -484,10 +467,7 @@ def test_the_first_is_one_that_was_not_given_up() -> None:
             seen: set[int] = set()
             several.on_record = lambda report: seen.add(report.replica if report.view is not None else -1)
             several.watch(True)
-            pid = several.statuses[0].pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            await until(lambda: several.statuses[0].state == "stopped")
+            await kill(several, 0, "stopped")
             assert [*several.statuses] == [1, 0]
             adapters = (AdapterFacts("new@0", "new", "folder", 1, 1, ()),)
             several.statuses[1].facts = several.statuses[1].facts._replace(adapters=adapters)
