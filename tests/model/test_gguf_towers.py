@@ -94,7 +94,8 @@ def test_both_programs_and_their_weights(name: str, tmp_path: Path) -> None:
         weights, reference = loaded(source, ours), loaded(other, theirs)
         assert weights.keys() == reference.keys()
         for key, weight in weights.items():
-            np.testing.assert_allclose(weight, reference[key], atol=1e-6, err_msg=key)
+            atol = 1e-6 if "norm" in key else 0  # files have those of Gemma plus one
+            np.testing.assert_allclose(weight, reference[key], rtol=0, atol=atol, err_msg=key)
     specs = [spec for each in (model.program, tower.program) for spec in each.weights().values()]
     assert {*source.tensors()} <= {name for spec in specs for name in (spec.name, *spec.sources)}
 
