@@ -68,19 +68,19 @@ void bind_steps(nb::module_& m) {
           "`shift`.")
       .def(
           "show",
-          [](Job& job, int64_t slot, int64_t first, int64_t tokens, bool whole, double share,
-             const std::optional<Patches>& patches) {
-            Image image{first, tokens, 0, whole, {}, {}};
+          [](Job& job, int64_t slot, int64_t first, int64_t rows, int64_t line, int64_t gap, bool whole,
+             double share, const std::optional<Patches>& patches) {
+            Image image{first, rows, line, gap, whole};
             if (patches) {
               image.patches.assign(patches->data(), patches->data() + patches->size());
               image.columns = (int64_t)patches->shape(1);
             }
             job.deltas.shown.push_back({slot, std::move(image), share});
           },
-          "slot"_a, "first"_a, "tokens"_a, "whole"_a, "share"_a, "patches"_a.none(),
-          "An image whose `tokens` begin at position `first`, before a row computes the first of them; or, "
-          "with slot -1, `share` of its encoding before any row does. Without patches it is the last one "
-          "shown.")
+          "slot"_a, "first"_a, "rows"_a, "line"_a, "gap"_a, "whole"_a, "share"_a, "patches"_a.none(),
+          "An image whose tokens, `rows` of `line` with `gap` others between two rows, begin at position "
+          "`first`, before a row computes the first of them; or, with slot -1, `share` of its encoding "
+          "before any row does. Without patches it is the last one shown.")
       .def(
           "frequencies",
           [](Job& job, const Native& native, int64_t table, int64_t variant, Floats values) {

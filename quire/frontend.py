@@ -109,14 +109,23 @@ class Frontend:
         if (vision := model.vision) is not None and max_images:
             allowed = None if media is None else user_path(media)
             work = EncodingWork(vision, model.program).of
+            ends = vision.row_ends and self._token_ids(vision.row_ends)
             self.images = PromptImages(
-                vision.patching, vision.token, max_images, allowed, vision.whole, work=work
+                vision.patching, vision.token, max_images, allowed, vision.whole, ends, work=work
             )
         self.default_params = default_sampling_params(generation)
         self.eos_token_ids = self._find_eos(generation)
         self._seed = seed
         self._num_requests = 0
         self._warned = False
+
+    def _token_ids(self, names: tuple[str, str]) -> tuple[int, int]:
+        """Return the ids of tokens that images need. Raises ConfigError if the tokenizer lacks one."""
+        first, second = (self.tokenizer.token_id(name) if self.tokenizer else None for name in names)
+        if first is None or second is None:
+            problem = f"tokenizer.json: no token {names[first is not None]}, which ends rows of images"
+            raise ConfigError(problem, "does it belong to another model? max_images=0 reads text alone")
+        return first, second
 
     @property
     def sees(self) -> bool:

@@ -21,6 +21,7 @@ Bound = Literal["", "memory", "cache", "int8", "bf16", "f32", "overhead", "sampl
 class PromptImage(NamedTuple):
     """An image in a prompt: its tokens, `rows` x `columns` placeholders, begin at position `first`.
 
+    Between two rows of it are `gap` other tokens.
     `pixels` are `height` x `width` x 3 bytes, as the processor of the model resizes it. Tokens of a `whole`
     one see each other, so a step computes all of them or none. Encoding it takes as many operations as
     computing `work` tokens of a prompt; 0: it is encoded at once in any case.
@@ -34,6 +35,7 @@ class PromptImage(NamedTuple):
     pixels: bytes
     whole: bool = False
     work: int = 0
+    gap: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -42,7 +44,7 @@ class PromptImage(NamedTuple):
     @property
     def end(self) -> int:
         """The position after its last token."""
-        return self.first + self.rows * self.columns
+        return self.first + self.rows * (self.columns + self.gap) - self.gap
 
 
 @dataclass(frozen=True, slots=True)

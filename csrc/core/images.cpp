@@ -11,7 +11,7 @@ void Tower::encode(Image& image, double share) {
   executor_.advance(share);
   if (share < 1) return;
   const float* found = executor_.buffer(output_);
-  image.embedded.assign(found, found + image.tokens * width_);
+  image.embedded.assign(found, found + image.tokens() * width_);
 }
 
 void Tower::begin(Image& image) {
@@ -22,7 +22,7 @@ void Tower::begin(Image& image) {
   offsets_ = {0, patches};
   std::iota(positions_.begin(), positions_.end(), 0);
   const int64_t *places = positions_.data(), *zero = zeros_.data();
-  batch_ = {patches, 1, image.tokens, zero, places, offsets_.data(), nullptr, zero, zero, places};
+  batch_ = {patches, 1, image.tokens(), zero, places, offsets_.data(), nullptr, zero, zero, places};
   batch_.hidden = patches_.data();
   executor_.begin(batch_);
 }

@@ -11,12 +11,22 @@
 
 namespace quire {
 
-// An image of a slot. Its `tokens` begin at position `first`. The tower takes `patches` of `columns` numbers,
-// and gave `embedded` [tokens, width]. Tokens of a `whole` one see each other.
+// An image of a slot. Its tokens, `rows` of `line`, begin at position `first`; between two rows are `gap`
+// others. The tower takes `patches` of `columns` numbers, and gave `embedded` [tokens, width]. Tokens of a
+// `whole` one see each other.
 struct Image {
-  int64_t first, tokens, columns;
+  int64_t first, rows, line, gap;
   bool whole;
-  Vector patches, embedded;
+  int64_t columns = 0;
+  Vector patches = {}, embedded = {};
+
+  int64_t tokens() const { return rows * line; }
+  int64_t end() const { return first + rows * (line + gap) - gap; }
+  // Returns the token at a position, -1 between rows.
+  int64_t token_at(int64_t position) const {
+    const int64_t row = (position - first) / (line + gap), at = (position - first) % (line + gap);
+    return at < line ? row * line + at : -1;
+  }
 };
 
 // By which positions the tokens of a prompt with images rotate: three for each up to the last image,

@@ -68,7 +68,7 @@ void Slots::apply(const Deltas& deltas) {
 void Slots::drop_images(const std::vector<PlannedRow>& rows) {
   for (const PlannedRow& row : rows)
     std::erase_if(slots_.at((size_t)row.slot).images,
-                  [&](const Image& image) { return image.first + image.tokens <= row.start + row.count; });
+                  [&](const Image& image) { return image.end() <= row.start + row.count; });
 }
 
 void Slots::lay_out_images(const PlannedRow& row, const Slot& slot, bool whole) {
@@ -79,12 +79,14 @@ void Slots::lay_out_images(const PlannedRow& row, const Slot& slot, bool whole) 
   for (int64_t position = row.start; whole && position < end; ++position)
     arrays_.visible_ends.push_back(position + 1);
   for (const Image& image : slot.images) {
-    const int64_t width = (int64_t)image.embedded.size() / image.tokens;
-    const int64_t last = std::min(end, image.first + image.tokens);
+    const int64_t width = (int64_t)image.embedded.size() / image.tokens();
+    const int64_t last = std::min(end, image.end());
     for (int64_t position = std::max(row.start, image.first); position < last; ++position) {
+      const int64_t token = image.token_at(position);
+      if (token < 0) continue;
       arrays_.image_tokens.push_back(offset + position);
-      if (image.whole) arrays_.visible_ends[(size_t)(offset + position)] = image.first + image.tokens;
-      arrays_.image_rows.push_back(image.embedded.data() + (position - image.first) * width);
+      if (image.whole) arrays_.visible_ends[(size_t)(offset + position)] = image.end();
+      arrays_.image_rows.push_back(image.embedded.data() + token * width);
     }
   }
 }

@@ -133,7 +133,10 @@ class SlotImages(Generic[Kept]):
             end = row.start + row.count
             for image, embedded in self._embedded.get(row.slot, ()):
                 places = np.arange(max(image.first, row.start), min(image.end, end))
-                found.append(SeenTokens(places - row.start + offset, embedded, places - image.first))
+                y, x = np.divmod(places - image.first, image.columns + image.gap)
+                own = x < image.columns
+                tokens, rows_of = places[own] - row.start + offset, (y * image.columns + x)[own]
+                found.append(SeenTokens(tokens, embedded, rows_of))
             if row.slot in self._embedded:
                 left = [own for own in self._embedded[row.slot] if own[0].end > end]
                 self._embedded[row.slot] = left

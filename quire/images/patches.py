@@ -6,13 +6,14 @@ their factors, as MixedRows takes them, and for towers that rotate by place its 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from quire.errors import ConfigError
-from quire.images.sizes import FixedSize, KeptShape, SizeRule, TokenBudget
+from quire.images.sizes import FixedSize, KeptShape, LongestSide, SizeRule, TokenBudget
 
 
 class Patching(Protocol):
@@ -190,6 +191,44 @@ class BudgetedPatches:
         places = np.stack((x, self.side + y, one, one, x, y), axis=1)
         cut = cut.transpose(0, 2, 1).reshape(len(y), -1)
         return np.concatenate([cut, places], axis=1, dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedPatches:
+    """Squares of `merge` x `merge` patches become one token (Pixtral). An image keeps its proportions.
+
+    No side is longer than `longest`. Patches of one square follow one another. Columns are multiplied by
+    `across`: along them pairs rotate slower than along rows by this factor.
+    """
+
+    patch: int
+    merge: int
+    longest: int
+    across: float
+    normalization: Normalization
+    resample: int
+
+    @property
+    def size(self) -> LongestSide:
+        return LongestSide(self.patch * self.merge, self.longest)
+
+    @property
+    def most(self) -> tuple[int, int]:
+        tokens = (-(-self.longest // (self.patch * self.merge))) ** 2
+        return tokens * self.merge**2, tokens
+
+    def bounded(self, max_tokens: int) -> BoundedPatches:
+        side = math.isqrt(max_tokens) * self.patch * self.merge
+        return self if self.most[1] <= max_tokens else replace(self, longest=side)
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        unit = self.patch * self.merge
+        return height // unit, width // unit
+
+    def patches(self, pixels: np.ndarray) -> np.ndarray:
+        cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
+        places = np.stack((y, x * self.across), axis=1)
+        return np.concatenate([cut.reshape(len(y), -1), places], axis=1, dtype=np.float32)
 
 
 def _in_squares(values: np.ndarray, patch: int, merge: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -27,11 +27,12 @@ class RotaryPositions:
         parts, end, shift = [], 0, 0
         for image in images:
             text = np.arange(end, image.first) + shift
-            y, x = np.indices((image.rows, image.columns)).reshape(2, -1)
+            grid = np.indices((image.rows, image.columns + image.gap)).reshape(2, -1)
+            y, x = grid[:, : image.end - image.first]
             begin = image.first + shift
             parts += [np.stack([text] * 3, axis=1), begin + np.stack([0 * y, y, x], axis=1)]
             end = image.end
-            shift += max(image.rows, image.columns) - image.num_tokens
+            shift += max(image.rows, image.columns) - (image.end - image.first)
         return cls(np.concatenate(parts) if parts else np.zeros((0, 3), np.int64), shift)
 
     def slice(self, start: int, end: int) -> np.ndarray:

@@ -54,7 +54,7 @@ class PromptImages:
     """Reads the images of prompts for a model with this patching; `token` stands for each of their tokens.
 
     Prompts have at most `most`. `whole` is as in PromptImage, whose `work` is that of an image of so many
-    tokens.
+    tokens. With `row_ends` one of these follows each row of an image, the other one the last.
     """
 
     def __init__(
@@ -64,11 +64,12 @@ class PromptImages:
         most: int,
         allowed: Path | None = None,
         whole: bool = False,
+        row_ends: tuple[int, int] | None = None,
         *,
         work: Callable[[int], int],
     ) -> None:
         self._patching, self._token, self._most, self._whole = patching, token, most, whole
-        self._work = work
+        self._work, self._row_ends = work, row_ends
         self._reader = ImageReader(patching, allowed)
 
     def close(self) -> None:
@@ -99,13 +100,21 @@ class PromptImages:
             image = self._image(len(ids), pixels)
             placed.append(image)
             keys.append((image.first, digest(pixels)))
-            ids += [self._token] * image.num_tokens
+            ids += self._tokens(image)
         return Placed(tuple(ids), tuple(placed), tuple(keys))
 
     def _image(self, first: int, pixels: Pixels) -> PromptImage:
         height, width, values = pixels.height, pixels.width, pixels.values
         grid = self._patching.grid(height, width)
-        return PromptImage(first, *grid, height, width, values, self._whole, self._work(grid[0] * grid[1]))
+        work, gap = self._work(grid[0] * grid[1]), 0 if self._row_ends is None else 1
+        return PromptImage(first, *grid, height, width, values, self._whole, work, gap)
+
+    def _tokens(self, image: PromptImage) -> list[int]:
+        if self._row_ends is None:
+            return [self._token] * image.num_tokens
+        between, last = self._row_ends
+        row = [*[self._token] * image.columns, between]
+        return [*(row * image.rows)[:-1], last]
 
 
 def digest(pixels: Pixels) -> bytes:

@@ -68,5 +68,24 @@ class TokenBudget:
         return rows * self.unit, columns * self.unit
 
 
-SizeRule = FixedSize | KeptShape | TokenBudget
-RULES: dict[str, type[SizeRule]] = {rule.__name__: rule for rule in (FixedSize, KeptShape, TokenBudget)}
+@dataclass(frozen=True, slots=True)
+class LongestSide:
+    """Images keep their proportions, with sides of `longest` at most before these are rounded up to multiples
+    of `unit`: small images keep their size.
+    """
+
+    unit: int
+    longest: int
+
+    def of(self, height: int, width: int) -> tuple[int, int]:
+        """Return the (height, width) to which an image is resized."""
+        by = max(height, width) / self.longest
+        sides = (side if by <= 1 else max(1, math.floor(side / by)) for side in (height, width))
+        rows, columns = (-(-side // self.unit) for side in sides)
+        return rows * self.unit, columns * self.unit
+
+
+SizeRule = FixedSize | KeptShape | TokenBudget | LongestSide
+RULES: dict[str, type[SizeRule]] = {
+    rule.__name__: rule for rule in (FixedSize, KeptShape, TokenBudget, LongestSide)
+}

@@ -15,8 +15,9 @@ class Vision:
     Of the `width` numbers of a token of an image, the first are its embedding; as many after them are added
     to the hidden states behind each of the first layers of the text model (`num_added` times). Prompts have
     one `token` for an image, which becomes as many as it has. What templates write for an image is replaced
-    by other text first if `written` says so. Tokens of an image see each other in the text model if images
-    are `whole`, else those before them.
+    by other text first if `written` says so. `row_ends` are the tokens, as the tokenizer names them, that
+    follow each row of an image, and the last one. Tokens of an image see each other in the text model if
+    images are `whole`, else those before them.
     """
 
     program: Program
@@ -25,6 +26,7 @@ class Vision:
     num_added: int = 0
     written: tuple[str, str] | None = None
     whole: bool = False
+    row_ends: tuple[str, str] | None = None
 
     def bounded(self, max_tokens: int) -> Vision:
         """Return this tower for images of at most so many tokens. Raises ConfigError if it cannot be."""

@@ -7,6 +7,7 @@ from quire.models.left_out import AUDIO, VISION
 from quire.models.vision import qwen3_vl_tower
 from quire.models.vision_gemma import gemma3_tower
 from quire.models.vision_gemma4 import gemma4_tower
+from quire.models.vision_pixtral import pixtral_tower
 
 _TOWERS = {"vision_config": VISION, "audio_config": AUDIO}
 COMPOSITES: dict[str, Composite] = {
@@ -26,6 +27,7 @@ COMPOSITES: dict[str, Composite] = {
             "mistral4": "Mistral4ForCausalLM",
         },
         tied=True,
+        tower=pixtral_tower,
     ),
     "Qwen3VLForConditionalGeneration": Composite({"": "qwen3_vl_text"}, tied=False, tower=qwen3_vl_tower),
     "Qwen3VLMoeForConditionalGeneration": Composite(

@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.errors import ConfigError, quoted
+from quire.images.vision import Vision
 from quire.models.config import ModelConfig
 from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, query_growth, rotate
 from quire.models.moe import biased_routing, expert_stack, fused_experts, grouped, pair_routing
 from quire.models.prediction import Has, joined, shared_head
+from quire.models.tower import place_images
 from quire.program import Builder, Names, Program, Rows, Value, WeightSpec
 from quire.program.ops.experts import Routing
 from quire.program.rope import Rope, mscale
@@ -46,12 +48,12 @@ _MISTRAL4_YARN = {
 }
 
 
-def mistral4(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+def mistral4(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
     """Record DeepSeek-V3's layers with a softmax router, and queries that grow with the position."""
     given = cfg.rope_parameters() or _MISTRAL4_YARN
     interleaved, dim = cfg.flag("rope_interleave"), cfg.size("qk_rope_head_dim")
     rope = cfg.rope(given, dim=dim, interleaved=interleaved)
-    return _layers(b, cfg, w, rope, pair_routing, given, query_growth(cfg, given))
+    return _layers(b, cfg, w, rope, pair_routing, given, query_growth(cfg, given), vision)
 
 
 def minicpm3(b: Builder, cfg: ModelConfig, w: Names) -> Value:
@@ -123,8 +125,11 @@ def _layers(
     routing: Router,
     given: Mapping[str, Any] | None = None,
     growth: tuple[float, int] | None = None,
+    vision: Vision | None = None,
 ) -> Value:
     x = embed_tokens(b, cfg, w)
+    if vision is not None:
+        x = place_images(b, x)
     for i in range(cfg.num_hidden_layers):
         x = latent_attention_layer(b, cfg, i, x, w / f"model.layers.{i}", rope, routing, given, growth)
     return head(b, cfg, x, w)

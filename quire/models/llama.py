@@ -9,14 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.errors import ConfigError
+from quire.images.vision import Vision
 from quire.models.config import Fields, ModelConfig
 from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, query_growth, rotate
+from quire.models.tower import place_images
 from quire.program import Builder, Names, Value
 
 
-def llama(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+def llama(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
     bias = cfg.flag("attention_bias")
-    return _decoder(b, cfg, w, qkv_bias=bias, out_bias=bias)
+    return _decoder(b, cfg, w, qkv_bias=bias, out_bias=bias, vision=vision)
 
 
 def seed_oss(b: Builder, cfg: ModelConfig, w: Names) -> Value:
@@ -40,9 +42,9 @@ _MINISTRAL3_YARN = {
 }
 
 
-def ministral3(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+def ministral3(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
     """Record Mistral's layers with queries that grow with the position."""
-    return _decoder(b, cfg, w, given=cfg.rope_parameters() or _MINISTRAL3_YARN, grows=True)
+    return _decoder(b, cfg, w, given=cfg.rope_parameters() or _MINISTRAL3_YARN, grows=True, vision=vision)
 
 
 def _decoder(
@@ -54,11 +56,14 @@ def _decoder(
     out_bias: bool = False,
     given: Mapping[str, Any] | None = None,
     grows: bool = False,
+    vision: Vision | None = None,
 ) -> Value:
     """Record the layers, with the rope parameters `given` or those of config.json."""
     given = cfg.rope_parameters() if given is None else given
     rope, growth = cfg.rope(given), query_growth(cfg, given) if grows else None
     x = embed_tokens(b, cfg, w)
+    if vision is not None:
+        x = place_images(b, x)
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)

@@ -125,8 +125,8 @@ _ONLY = {"is_causal": (True,), "per_layer_config": (None,)}  # of every family
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(llama, defaults.LLAMA),
     "Llama4ForCausalLM": Family(llama4, defaults.LLAMA4, spelled=_EXPERTS, kinds=(CHUNKED,)),
-    "MistralForCausalLM": Family(llama, defaults.MISTRAL),
-    "Ministral3ForCausalLM": Family(ministral3, defaults.MINISTRAL3),
+    "MistralForCausalLM": Family(llama, defaults.MISTRAL, seeing=llama),
+    "Ministral3ForCausalLM": Family(ministral3, defaults.MINISTRAL3, seeing=ministral3),
     "Qwen2ForCausalLM": Family(qwen2, defaults.QWEN2, from_max_window_layers),
     "Qwen2MoeForCausalLM": Family(
         qwen2_moe, defaults_later.QWEN2_MOE, slides_in_qwen2_moe, older=_NO_OTHER_NAME
@@ -247,7 +247,11 @@ FAMILIES: dict[str, Family] = {
         prediction=mtp_glm4,
     ),
     "Mistral4ForCausalLM": Family(
-        mistral4, defaults_latent.MISTRAL4, spelled=_ROUTED, only={"scoring_func": ("softmax",)}
+        mistral4,
+        defaults_latent.MISTRAL4,
+        spelled=_ROUTED,
+        only={"scoring_func": ("softmax",)},
+        seeing=mistral4,
     ),
     "FalconH1ForCausalLM": Family(falcon_h1, defaults_mamba.FALCON_H1),
     "NemotronHForCausalLM": Family(

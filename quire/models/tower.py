@@ -13,16 +13,21 @@ from quire.models.config import Fields
 from quire.program import Builder, Names, Program, Value, WeightSpec, ops
 
 BICUBIC = 3  # the usual filter of resizing, by its number in Pillow
+# Numbers of pixels by channel, of a processor that does not say otherwise
+CLIP = {
+    "image_mean": (0.48145466, 0.4578275, 0.40821073),
+    "image_std": (0.26862954, 0.26130258, 0.27577711),
+}
 _ROPES = ("axial", "default")  # names of rotations by place
 
 
-def embed_patches(b: Builder, given: Value, w: Names, shape: tuple[int, ...]) -> Value:
+def embed_patches(b: Builder, given: Value, w: Names, shape: tuple[int, ...], *, bias: bool = True) -> Value:
     """Multiply the pixels of patches with a convolution as large as a patch, stored in `shape`."""
     pixels = math.prod(shape[1:])
     weight = WeightSpec(w / "weight", (shape[0], pixels), (w / "weight",), stored=shape)
-    bias = WeightSpec(w / "bias", shape[:1], (w / "bias",))
+    added = WeightSpec(w / "bias", shape[:1], (w / "bias",)) if bias else None
     x = b.slice(given, 0, pixels)
-    return b.record(ops.Linear(b.value(shape[:1]), x, weight, bias)).out
+    return b.record(ops.Linear(b.value(shape[:1]), x, weight, added)).out
 
 
 def normalization(processor: Mapping[str, Any]) -> Normalization:

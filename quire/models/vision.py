@@ -14,7 +14,7 @@ from quire.images.patches import MergedPatches
 from quire.images.vision import Vision
 from quire.models.config import Fields, ModelConfig
 from quire.models.pooling import attend_both
-from quire.models.tower import BICUBIC, embed_patches, normalization, theta_of, unquantized
+from quire.models.tower import BICUBIC, CLIP, embed_patches, normalization, theta_of, unquantized
 from quire.program import Builder, Names, Value, WeightSpec, ops
 from quire.program.rope import Rope
 
@@ -34,11 +34,6 @@ _QWEN3_VL = {
     "deepstack_visual_indexes": (),
 }
 _CORNERS, _AXES, _THETA = 4, 2, 10_000.0
-# Of a processor that does not say otherwise
-_CLIP = {
-    "image_mean": (0.48145466, 0.4578275, 0.40821073),
-    "image_std": (0.26862954, 0.26130258, 0.27577711),
-}
 
 
 def qwen3_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
@@ -74,7 +69,7 @@ def qwen3_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visi
     out = _merged(b, cfg, x, w / "merger", after=False)
     for more in found:
         out = b.record(ops.Join(b.value((out.width + more.width,), "L"), out, more)).out
-    scaled, resample = normalization({**_CLIP, **processor}), processor.get("resample", BICUBIC)
+    scaled, resample = normalization({**CLIP, **processor}), processor.get("resample", BICUBIC)
     patching = MergedPatches(patch, merge, frames, side, *_sizes(processor), scaled, resample)
     return Vision(unquantized(b.program(out)), patching, token, len(found))
 

@@ -86,7 +86,8 @@ class WeightSpec:
     in] ("outputs"), or with the outputs of a head as its inputs, [heads, in, out] ("inputs"). Only
     `quantizable` weights (the matrices of linear layers) may be quantized. `stored` is the shape of the
     source if it has more axes than the matrix: those after the first are its inputs (convolutions of
-    patches).
+    patches). Sources of a weight of `turns` parts have an input of each part in turns; it has one part after
+    the other.
     """
 
     name: str
@@ -97,6 +98,7 @@ class WeightSpec:
     quantizable: bool = False
     by_head: Literal["outputs", "inputs"] | None = None
     stored: tuple[int, ...] = ()
+    turns: int = 1
 
     @property
     def size(self) -> int:

@@ -64,6 +64,9 @@ def canonical(spec: WeightSpec, weight: StoredWeight) -> StoredWeight:
     axis = outputs_axis(spec, weight.shape)
     if spec.stored:
         return Dense(weight.floats().reshape(spec.shape))
+    if spec.turns > 1:
+        alternating = weight.floats().reshape(spec.shape[0], -1, spec.turns)
+        return Dense(alternating.swapaxes(1, 2).reshape(spec.shape))
     if spec.transposed:
         weight = weight.transposed()
     if spec.rows is not None:

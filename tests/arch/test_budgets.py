@@ -31,7 +31,7 @@ class Room:
 ROOMS = (
     Room(
         "core",
-        10_330,
+        10_425,
         "scheduling, the programs of all model families, and sampling: the part to read in a weekend",
         (
             "types.py",
@@ -64,7 +64,7 @@ ROOMS = (
     ),
     Room(
         "native",
-        1_155,
+        1_160,
         "the Python side of the C++ backend: lowering, memory, calls, a draft model beside the program",
         ("backends/native",),
     ),
@@ -125,7 +125,7 @@ ROOMS = (
     ),
     Room(
         "formats",
-        2_020,
+        2_025,
         "reading checkpoints, and storing weights in fewer bits, ours and those of other formats",
         ("weights", "quantize"),
     ),
@@ -137,7 +137,7 @@ ROOMS = (
     ),
     Room(
         "gguf",
-        3_035,
+        3_090,
         "GGUF files: container, blocks, configuration, tokenizers, pooling: could be deleted, with its lines "
         "in weights/hub.py",
         ("weights/gguf",),
@@ -202,7 +202,7 @@ ROOMS = (
     ),
     Room(
         "images",
-        890,
+        940,
         "images of prompts: decoding, patches, towers, positions, and how backends keep what they give",
         (
             "images",
@@ -215,7 +215,7 @@ ROOMS = (
     ),
     Room("rest", 2_545, "LLM and AsyncLLM, configuration, memory planning, also of draft models", ("",)),
 )
-NATIVE_LINES = 14_815  # of C++, every line counted: also recurrences, latents, images, ARM, NUMA nodes
+NATIVE_LINES = 14_820  # of C++, every line counted: also recurrences, latents, images, ARM, NUMA nodes
 FILE_LINES = 400  # every line counted, as in an editor
 FUNCTION_LINES = 60
 KERNEL_LINES = 100  # of a Triton kernel, whose parameters alone take a third

@@ -17,7 +17,7 @@ from test_gguf_families import converted, metadata_of
 
 Arrays = dict[str, np.ndarray]
 _TOWER = re.compile(r"model\.(visual|vision_tower|multi_modal_projector|embed_vision)\.")
-_PROJECTORS = {"qwen3_vl": "qwen3vl_merger", "gemma3": "gemma3", "gemma4": "gemma4v"}
+_PROJECTORS = {"qwen3_vl": "qwen3vl_merger", "gemma3": "gemma3", "gemma4": "gemma4v", "mistral3": "pixtral"}
 _GEMMA4 = {
     "input_layernorm": "ln1",
     "post_attention_layernorm": "attn_post_norm",
@@ -39,6 +39,13 @@ _QWEN = {
     "linear_fc1": "fc1",
     "linear_fc2": "fc2",
 }
+_PIXTRAL = {
+    "attention_norm": "ln1",
+    **{f"attention.{part}_proj": f"attn_{part}" for part in "qkv"},
+    "attention.o_proj": "attn_out",
+    "ffn_norm": "ln2",
+    **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+}
 _SIGLIP = {
     "layer_norm1": "ln1",
     "layer_norm2": "ln2",
@@ -58,6 +65,19 @@ _WHOLE = {
     "model.multi_modal_projector.mm_soft_emb_norm": "mm.soft_emb_norm",
     "model.vision_tower.patch_embedder.input_proj": "v.patch_embd",
     "model.embed_vision.embedding_projection": "mm.input_projection",
+    "model.vision_tower.patch_conv": "v.patch_embd",
+    "model.vision_tower.ln_pre": "v.pre_ln",
+    "model.multi_modal_projector.norm": "mm.input_norm",
+    "model.multi_modal_projector.patch_merger.merging_layer": "mm.patch_merger",
+    "model.multi_modal_projector.linear_1": "mm.1",
+    "model.multi_modal_projector.linear_2": "mm.2",
+}
+_TEXTS = {
+    "qwen3_vl_text": "qwen3vl",
+    "qwen3_vl_moe_text": "qwen3vlmoe",
+    "gemma3_text": "gemma3",
+    "mistral": "llama",
+    "ministral3": "mistral3",
 }
 _ROPE = {"rope_theta": 10000.0}
 _ODD = {
@@ -111,7 +131,7 @@ def _text_model(folder: Path, config: dict[str, Any], arrays: Arrays) -> tuple[d
     kind, own = config["model_type"], config["text_config"]
     if kind == "gemma4":
         return converted_later(folder)
-    architecture = {"qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe", "gemma3": "gemma3"}[kind]
+    architecture = _TEXTS[own["model_type"]]
     plain = {name: array for name, array in arrays.items() if ".experts." not in name}
     tensors = converted(architecture, own, plain)
     for name in arrays.keys() - plain.keys():
@@ -123,6 +143,10 @@ def _text_model(folder: Path, config: dict[str, Any], arrays: Arrays) -> tuple[d
         for part, half in zip(("gate", "up"), np.split(array, 2, axis=1), strict=True):
             tensors[f"{layer}.ffn_{part}_exps.weight"] = half
     metadata = metadata_of(architecture, {"rms_norm_eps": 1e-6, **_ROPE, **own})
+    scaling = own.get("rope_scaling") or {}
+    if beta := scaling.get("llama_4_scaling_beta"):
+        metadata[f"{architecture}.attention.temperature_scale"] = beta
+        metadata[f"{architecture}.rope.scaling.yarn_log_multiplier"] = scaling["mscale_all_dim"]
     if sections := (own.get("rope_parameters") or {}).get("mrope_section"):
         metadata[f"{architecture}.rope.dimension_sections"] = [*sections, 0]
     return metadata, tensors
@@ -173,6 +197,9 @@ def tower(config: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Array
         if kind == "qwen3_vl"
         else None,
     }
+    if kind == "mistral3":
+        tensors["v.token_embd.img_break"] = np.ones(config["text_config"]["hidden_size"], np.float32)
+        keys["spatial_merge_size"] = 2
     if kind == "gemma3":
         keys["projector.scale_factor"] = own["image_size"] // own["patch_size"] // 4
     stated = {f"clip.vision.{key}": value for key, value in keys.items()}
@@ -181,6 +208,7 @@ def tower(config: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Array
         "general.architecture": "clip",
         "general.type": "mmproj",
         whose: _PROJECTORS[kind],
+        "clip.use_silu": own.get("hidden_act") == "silu",
         **stated,
     }, tensors
 
@@ -198,8 +226,20 @@ def _tensors_of(own: dict[str, Any], name: str, array: np.ndarray) -> Arrays:
         return {f"{_WHOLE[module]}.{end}": array + 1 if "soft_emb_norm" in module else array}
     found = re.fullmatch(r".*(blocks|layers|deepstack_merger_list)\.(\d+)\.(.+?)(?:\.linear)?", module)
     assert found, name
-    names = {**{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"}, **_GEMMA4, **_QWEN, **_SIGLIP}
-    layer = f"v.blk.{found[2]}"
+    names = {
+        **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
+        **_GEMMA4,
+        **_QWEN,
+        **_SIGLIP,
+        **_PIXTRAL,
+    }
+    layer, part = f"v.blk.{found[2]}", names[found[3]]
+    if found[3] in (
+        "attention.q_proj",
+        "attention.k_proj",
+    ):  # numbers that rotate together, one after the other
+        of_heads = array.reshape(own["num_attention_heads"], 2, -1, array.shape[1])
+        array = of_heads.swapaxes(1, 2).reshape(array.shape)
     if found[1] == "deepstack_merger_list":
         layer = f"v.deepstack.{own['deepstack_visual_indexes'][int(found[2])]}"
-    return {f"{layer}.{names[found[3]]}.{end}": array.reshape(1) if array.ndim == 0 else array}
+    return {f"{layer}.{part}.{end}": array.reshape(1) if array.ndim == 0 else array}

@@ -56,10 +56,10 @@ def weights_of(program: Program, vision: Vision) -> dict[str, Dense]:
 
 
 def mild_weights(program: Program, vision: Vision) -> dict[str, Dense]:
-    """Random weights with smaller norms of heads, which are the only scale of scores in Gemma 4."""
+    """Random weights with smaller norms of heads, the only scale of scores in Gemma 4, and before others."""
     weights = weights_of(program, vision)
     for name in weights:
-        if "q_norm" in name or "k_norm" in name:
+        if any(norm in name for norm in ("q_norm", "k_norm", "attention_norm")):
             weights[name] = Dense(weights[name].array * np.float32(0.4))
     return weights
 
@@ -83,6 +83,12 @@ def image(vision: Vision, first: int, seed: int, rows: int = 3, columns: int = 4
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
     assert vision.patching.grid(height, width) == (rows, columns)
     return PromptImage(first, rows, columns, height, width, pixels.tobytes(), work=WORK)
+
+
+def tokens_of(one: PromptImage, token: int) -> list[int]:
+    """The tokens of an image, with others between its rows."""
+    row = [*[token] * one.columns, *[token + 1] * one.gap]
+    return (row * one.rows)[: one.end - one.first]
 
 
 def prompt_of(*images: PromptImage, length: int = 40) -> list[int]:

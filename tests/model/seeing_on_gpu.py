@@ -9,9 +9,19 @@ from typing import Any
 
 import numpy as np
 from driver import ALL, Driver
-from seeing import Seeing, compute, mild_weights, whole
+from seeing import Seeing, compute, mild_weights, tokens_of, whole
 from tiny import plain
-from tiny_vision import CONFIG, CONFIG3, CONFIG4, CONFIG4E, PROCESSOR, PROCESSOR3, PROCESSOR4
+from tiny_vision import (
+    CONFIG,
+    CONFIG3,
+    CONFIG4,
+    CONFIG4E,
+    CONFIG_PIXTRAL,
+    PROCESSOR,
+    PROCESSOR3,
+    PROCESSOR4,
+    PROCESSOR_PIXTRAL,
+)
 
 from quire.backends.backend import Capacity
 from quire.backends.cuda.accelerator import Accelerator
@@ -71,12 +81,14 @@ GEMMA4_SMALL = _with(
     },
     _WIDE | {"num_attention_heads": 4},
 )
+PIXTRAL = _with(CONFIG_PIXTRAL, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
 SMALL_IMAGES: Json = PROCESSOR3 | {"size": {"height": 24, "width": 24}}
 MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and width of images
     "qwen3_vl": (QWEN, PROCESSOR, (16, 16)),
     "gemma3": (GEMMA3, SMALL_IMAGES, (24, 24)),
     "gemma4": (GEMMA4, PROCESSOR4, (12, 24)),
     "gemma4_small": (GEMMA4_SMALL, PROCESSOR4, (12, 24)),
+    "mistral3": (PIXTRAL, PROCESSOR_PIXTRAL, (16, 16)),
 }
 
 
@@ -89,8 +101,9 @@ def model(name: str) -> Seeing:
     for seed, first in ((1, 3), (2, 8)):
         pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
         rows, columns = vision.patching.grid(height, width)
-        one = PromptImage(first, rows, columns, height, width, pixels.tobytes(), vision.whole, WORK)
-        ids[first : one.end] = [TOKEN] * one.num_tokens
+        gap, data = 0 if vision.row_ends is None else 1, pixels.tobytes()
+        one = PromptImage(first, rows, columns, height, width, data, vision.whole, WORK, gap)
+        ids[first : one.end] = tokens_of(one, TOKEN)
         images.append(one)
     return Seeing(program, vision, mild_weights(program, vision), tuple(images), ids)
 

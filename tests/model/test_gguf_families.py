@@ -57,7 +57,7 @@ FOLDERS_2 = {name: name for name in ("ernie4_5", "gemma", "starcoder2")}  # of t
 FOLDERS_2 |= {"qwen2_moe": "qwen2moe", "minimax_m2": "minimax-m2"}
 # What a file cannot state: the converters know these sizes from the published models.
 UNSTATED = {"gemma2": ("query_pre_attn_scalar",), "gemma3": ("query_pre_attn_scalar",)}
-PAIRED = ("llama", "granite", "smollm3")
+PAIRED = ("llama", "granite", "smollm3", "mistral3")
 
 NAMES = {
     "model.embed_tokens": "token_embd",

@@ -53,12 +53,23 @@ GEMMA4, GEMMA4E = (
     }
     for config in (own.CONFIG4, own.CONFIG4E)
 )
+_YARN = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 128}
+GROWING = {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+MINISTRAL3, MISTRAL3 = (
+    {**own.CONFIG_PIXTRAL, "text_config": {**own.CONFIG_PIXTRAL["text_config"], **text}}
+    for text in (
+        {"rope_theta": 1e6, "rope_scaling": GROWING},
+        {"model_type": "mistral", "rope_theta": 1e6},
+    )
+)
 SEEING: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "qwen3_vl": (own.write_qwen3_vl, own.CONFIG),
     "qwen3_vl_moe": (own.write_qwen3_vl, MOE),
     "gemma3": (own.write_gemma3, GEMMA3),
     "gemma4": (own.write_gemma4, GEMMA4),
     "gemma4e": (own.write_gemma4, GEMMA4E),
+    "ministral3": (own.write_pixtral, MINISTRAL3),
+    "mistral3": (own.write_pixtral, MISTRAL3),
 }
 
 
@@ -87,8 +98,8 @@ def test_both_programs_and_their_weights(name: str, tmp_path: Path) -> None:
     assert repr([*model.program]) == repr([*expected.program])
     tower, known = vision_of(model), vision_of(expected)
     assert repr([*tower.program]) == repr([*known.program])
-    assert (tower.token, tower.num_added, tower.written, tower.whole) == (
-        *(known.token, known.num_added, known.written, known.whole),
+    assert (tower.token, tower.num_added, tower.written, tower.whole, tower.row_ends) == (
+        *(known.token, known.num_added, known.written, known.whole, known.row_ends),
     )
     for ours, theirs in ((model.program, expected.program), (tower.program, known.program)):
         weights, reference = loaded(source, ours), loaded(other, theirs)
@@ -100,12 +111,12 @@ def test_both_programs_and_their_weights(name: str, tmp_path: Path) -> None:
     assert {*source.tensors()} <= {name for spec in specs for name in (spec.name, *spec.sources)}
 
 
-@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3", "gemma4"])
+@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3", "gemma4", "mistral3"])
 def test_answers_about_an_image(name: str, tmp_path: Path) -> None:
     """With images of one size for both: a file states no least number of pixels, or most tokens."""
     folder = checkpoint(name, tmp_path / "gemma4_e")
     if name != "gemma3":
-        unstated = {"qwen3_vl": ("size",), "gemma4": ("max_soft_tokens",)}[name]
+        unstated = {"qwen3_vl": ("size",), "gemma4": ("max_soft_tokens",), "mistral3": ("size",)}[name]
         path = folder / "preprocessor_config.json"
         stated = json.loads(path.read_text())
         path.write_text(json.dumps({key: value for key, value in stated.items() if key not in unstated}))
@@ -164,6 +175,13 @@ def test_which_file_beside_a_model_has_its_tower(tmp_path: Path) -> None:
     tower.write_bytes((tmp_path / "aside").read_bytes()[:-100])
     with pytest.raises(ConfigError, match="mmproj-Q8_0"):
         seen(path)
+
+
+def test_a_tower_of_pixtral_that_merges_no_patches(tmp_path: Path) -> None:
+    """That of Pixtral 12B has another projection: the model reads text."""
+    folder = checkpoint("mistral3", tmp_path / "plain")
+    assert vision_of(seen(write_both(folder, tmp_path / "gguf"))).patching.merge == 2
+    assert seen(write_both(folder, tmp_path / "gguf", **{"clip.vision.spatial_merge_size": None})).vision is None
 
 
 def test_a_tower_without_its_second_frame(tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def test_sources_are_turned_taken_apart_and_stacked(tmp_path: Path) -> None:
         spec("of_values", 2, 3, 4, sources=("both",), rows=Rows(5, ((2, 3),)), by_head="outputs"),
         spec("of_keys", 2, 4, 2, sources=("both",), rows=Rows(5, ((0, 2),)), by_head="inputs"),
         spec("one_head", 1, 4, 10, sources=("both",), by_head="inputs"),
+        spec("in_turns", 10, 4, sources=("both",), turns=2),
     )
     loaded = load(specs, checkpoint(tmp_path, arrays))
     expected = {
@@ -116,6 +117,7 @@ def test_sources_are_turned_taken_apart_and_stacked(tmp_path: Path) -> None:
         "of_values": arrays["both"].reshape(2, 5, 4)[:, 2:],
         "of_keys": arrays["both"].reshape(2, 5, 4)[:, :2].swapaxes(1, 2),
         "one_head": arrays["both"].T[None],
+        "in_turns": arrays["both"][:, [0, 2, 1, 3]],
     }
     assert set(loaded) == set(expected)
     for name, array in expected.items():

@@ -1,4 +1,6 @@
-"""A tiny Qwen3-VL, Gemma 3 and Gemma 4 in folders: random weights, templates like their own; and pictures."""
+"""A tiny Qwen3-VL, Gemma 3, Gemma 4 and Mistral 3 in folders: random weights, templates like their own; and
+pictures.
+"""
 
 from __future__ import annotations
 
@@ -182,6 +184,43 @@ PROCESSOR4: dict[str, Any] = {
 }
 
 
+# As that of Mistral Small 3.1, whose processor ends rows of an image with tokens of text
+TEMPLATE_PIXTRAL = TEMPLATE3.replace("<start_of_image>", "[IMG]")
+MARKS_PIXTRAL = ("[IMG_BREAK]", "[IMG]", "[IMG_END]")
+CONFIG_PIXTRAL: dict[str, Any] = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "model_type": "mistral3",
+    "text_config": {
+        "model_type": "ministral3",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 2048,
+        "sliding_window": None,
+    },
+    "vision_config": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "patch_size": 4,
+        "hidden_act": "silu",
+    },
+    "tie_word_embeddings": False,
+}
+PROCESSOR_PIXTRAL: dict[str, Any] = {
+    "image_processor_type": "PixtralImageProcessorFast",
+    "patch_size": {"height": 4, "width": 4},
+    "size": {"longest_edge": 36},
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
+
 def write_qwen3_vl(folder: Path, config: dict[str, Any] = CONFIG) -> Path:
     """Write the model."""
     return _write(folder, config, PROCESSOR, MARKS, TEMPLATE)
@@ -197,6 +236,11 @@ def write_gemma3(
 def write_gemma4(folder: Path, config: dict[str, Any] = CONFIG4) -> Path:
     """Write the model."""
     return _write(folder, config, PROCESSOR4, MARKS4, TEMPLATE4)
+
+
+def write_pixtral(folder: Path, config: dict[str, Any] = CONFIG_PIXTRAL) -> Path:
+    """Write the model."""
+    return _write(folder, config, PROCESSOR_PIXTRAL, MARKS_PIXTRAL, TEMPLATE_PIXTRAL)
 
 
 def _write(

@@ -1,5 +1,5 @@
-"""Images of the Gemma families on the native backend, against its reference twin: those whose tokens see
-each other, and those of the small models of Gemma 4, which are causal.
+"""Images of several families on the native backend, against its reference twin: those whose tokens see each
+other, those of the small models of Gemma 4, which are causal, and those with text between their rows.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from driver import Driver
 from lowered import ISAS, plain, planned, scheme, tensors
-from seeing import Seeing, compute, mild_weights, whole
+from seeing import Seeing, compute, mild_weights, tokens_of, whole
 from test_native_images import apart
-from tiny_vision import CONFIG3, CONFIG4, CONFIG4E, PROCESSOR3, PROCESSOR4
+from tiny_vision import CONFIG3, CONFIG4, CONFIG4E, CONFIG_PIXTRAL, PROCESSOR3, PROCESSOR4, PROCESSOR_PIXTRAL
 
 from quire.backends.native import _core
 from quire.backends.native.backend import NativeBackend
@@ -38,10 +38,12 @@ def model(name: str) -> Seeing:
     images = []
     for seed, first in enumerate((5, 5 + LENGTH, 40), start=1):
         pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8)
-        images.append(PromptImage(first, 4, 4, side, side, pixels.tobytes(), whole=vision.whole))
+        how = {"whole": vision.whole, "gap": 0 if vision.row_ends is None else 1}
+        rows, columns = vision.patching.grid(side, side)
+        images.append(PromptImage(first, rows, columns, side, side, pixels.tobytes(), **how))
     ids = [int(i) for i in np.random.default_rng(0).integers(3, TOKEN, 70)]
     for one in images:
-        ids[one.first : one.end] = [TOKEN] * LENGTH
+        ids[one.first : one.end] = tokens_of(one, TOKEN)
     return Seeing(program, vision, mild_weights(program, vision), tuple(images), ids)
 
 
@@ -49,6 +51,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "gemma 3": (CONFIG3, PROCESSOR3, 32),
     "gemma 4": (CONFIG4, PROCESSOR4, 48),
     "gemma 4, small": (CONFIG4E, PROCESSOR4, 48),
+    "mistral 3": (CONFIG_PIXTRAL, PROCESSOR_PIXTRAL, 24),
 }
 
 

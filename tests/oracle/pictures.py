@@ -7,11 +7,11 @@ import io
 import numpy as np
 from PIL import Image
 
-from quire.images.reader import ImageReader
+from quire.images.prompt import PromptImages, Source
 from quire.images.vision import Vision
 from quire.types import PromptImage
 
-IMAGE, START, END = 250, 252, 253  # tokens
+IMAGE, START, END, BREAK = 250, 252, 253, 254  # tokens
 
 
 def picture(height: int, width: int, seed: int) -> Image.Image:
@@ -20,17 +20,18 @@ def picture(height: int, width: int, seed: int) -> Image.Image:
 
 def prompt(images: list[Image.Image], vision: Vision) -> tuple[list[int], list[PromptImage]]:
     """Return tokens around these images, and them as the sandbox resizes them."""
-    reader, ids, found = ImageReader(vision.patching), [1, 2, 3], list[PromptImage]()
+    ids, files = [1, 2, 3], list[Source]()
+    for image in images:
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        files.append(Source(file.getvalue(), "image"))
+        ids += [START, vision.token, END, 7, 8]
+    ends = None if vision.row_ends is None else (BREAK, END)
+    placing = PromptImages(
+        vision.patching, vision.token, len(images), None, vision.whole, ends, work=lambda tokens: 0
+    )
     try:
-        for image in images:
-            file = io.BytesIO()
-            image.save(file, "PNG")
-            pixels = reader.read(file.getvalue(), "image")
-            height, width = pixels.height, pixels.width
-            ids.append(START)
-            grid = vision.patching.grid(height, width)
-            found.append(PromptImage(len(ids), *grid, height, width, pixels.values))
-            ids += [vision.token] * found[-1].num_tokens + [END, 7, 8]
+        placed = placing.place(ids, files)
     finally:
-        reader.close()
-    return ids, found
+        placing.close()
+    return list(placed.token_ids), list(placed.images)

@@ -420,7 +420,15 @@ class Step:
     ) -> None: ...
     def rotate(self, slot: int, known: Ints, shift: int) -> None: ...
     def show(
-        self, slot: int, first: int, tokens: int, whole: bool, share: float, patches: Floats | None
+        self,
+        slot: int,
+        first: int,
+        rows: int,
+        line: int,
+        gap: int,
+        whole: bool,
+        share: float,
+        patches: Floats | None,
     ) -> None: ...
     def grant(self, slot: int, group: int, first: int, block_ids: Sequence[int]) -> None: ...
     def restore(self, snapshots: Snapshots) -> None: ...

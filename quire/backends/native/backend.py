@@ -176,7 +176,8 @@ class NativeBackend:
         if self._vision is not None:
             for slot, image, share, begun in self._unseen.encodings(step):
                 patches = None if begun else self._vision.patching.patches(pixels_of(image))
-                plan.show(slot, image.first, image.num_tokens, image.whole, share, patches)
+                where = image.first, image.rows, image.columns, image.gap
+                plan.show(slot, *where, image.whole, share, patches)
         if step.restored:
             plan.restore(step.restored)
         if step.saved:

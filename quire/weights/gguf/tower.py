@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError
-from quire.weights.gguf.changes import PLAIN
+from quire.weights.gguf.changes import PLAIN, Order
 from quire.weights.gguf.choice import towers_by_preference
 from quire.weights.gguf.container import GgufFile, TensorHeader
 from quire.weights.gguf.keys import Keys
@@ -19,6 +19,7 @@ from quire.weights.gguf.tokens import FileTokens
 from quire.weights.gguf.tower_kinds import KINDS, TowerKind, deep_layers
 
 _OF_LAYER = re.compile(r"(v\.(blk|deepstack)\.)(\d{1,4})(\..+)", re.ASCII)
+_PAIRED = re.compile(r"v\.blk\.\d{1,4}\.attn_[qk]\.weight", re.ASCII)  # queries and keys
 _BOUNDS = (".input_min", ".input_max", ".output_min", ".output_max")  # of what a matrix takes and gives
 _SOUND = ("a.", "mm.a.")  # begin the names of tensors for sound, which is not computed
 _SECOND_FRAME = "v.patch_embd.weight.1"
@@ -64,7 +65,7 @@ class Tower:
         return {
             self._named(header.name): self._tensor(header)
             for header in self.file.tensors.values()
-            if not header.name.startswith(_SOUND) and header.name != _SECOND_FRAME
+            if not header.name.startswith(_SOUND) and header.name not in (_SECOND_FRAME, *self.kind.unused)
         }
 
     def _named(self, name: str) -> str:
@@ -92,6 +93,8 @@ class Tower:
         change = self.kind.changes.get(header.name, PLAIN)
         if header.name.endswith(_BOUNDS):
             change = replace(change, form="scalar")
+        if self.kind.paired and _PAIRED.fullmatch(header.name):
+            change = replace(change, rows=Order(2, outer=self.keys.heads))
         if change.form == "pixels" and len(header.shape) != 4:
             raise ConfigError(f"{self.file.path}: {header.name} is no kernel over pixels: {header.shape}")
         if change.form != "frames":
@@ -125,6 +128,8 @@ def tower_beside(path: Path, text: Keys, tokens: FileTokens | None) -> Tower | N
         keys = Keys(file.metadata, "clip.vision", file.tensors)
         kind = KINDS.get(keys.text("projector_type") or file.metadata.text("clip.projector_type") or "")
         if kind is None or text.prefix not in kind.composites or kind.token not in tokens.vocabulary:
+            continue
+        if kind.paired and not keys.optional_size("spatial_merge_size"):  # of Pixtral 12B, which merges none
             continue
         last, axis = kind.last
         shape = file.tensors[last].shape if last in file.tensors else ()

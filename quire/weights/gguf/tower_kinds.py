@@ -23,7 +23,9 @@ class TowerKind:
     their vocabularies. `names` are those of modules and tensors, with * for the number of a layer. `last` is
     the matrix that gives embeddings of the text model, and its axis of their numbers. `fields` makes those of
     config.json from the metadata of a tower and of a text model, with text_config what it adds to that.
-    `processor` is how images are resized where a file does not say it. `changes` are those of tensors.
+    `processor` is how images are resized where a file does not say it. `changes` are those of tensors; in
+    `paired` ones, numbers of queries and keys that rotate together follow one another. `unused` are tensors
+    that nothing needs.
     """
 
     composites: Mapping[str, str]
@@ -34,6 +36,8 @@ class TowerKind:
     processor: Mapping[str, Any] = field(default_factory=dict)
     changes: Mapping[str, Alteration] = field(default_factory=dict)
     experts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    paired: bool = False
+    unused: frozenset[str] = frozenset()
 
 
 def _gemma3(tower: Keys, text: Keys) -> dict[str, Any]:
@@ -91,6 +95,26 @@ def _gemma4(tower: Keys, text: Keys) -> dict[str, Any]:
     return {"vision_config": vision, "text_config": {"use_bidirectional_attention": seen}}
 
 
+def _pixtral(tower: Keys, text: Keys) -> dict[str, Any]:
+    vision = {
+        "hidden_size": tower.size("embedding_length"),
+        "intermediate_size": tower.size("feed_forward_length"),
+        "num_hidden_layers": tower.layers,
+        "num_attention_heads": tower.heads,
+        "image_size": tower.size("image_size"),
+        "patch_size": tower.size("patch_size"),
+        "hidden_act": "silu" if tower.metadata.flag("clip.use_silu") else "gelu",
+    }
+    grows = text.prefix == "mistral3" and text.number("attention.temperature_scale")
+    window = {"sliding_window": text.optional_size("attention.sliding_window")}
+    return {
+        "vision_config": vision,
+        "spatial_merge_size": tower.size("spatial_merge_size"),
+        "multimodal_projector_bias": "mm.1.bias" in tower.tensors,
+        "text_config": {"model_type": "ministral3"} if grows else {"model_type": "mistral", **window},
+    }
+
+
 def deep_layers(tower: Keys) -> list[int]:
     """Return the layers of Qwen's tower that also give something to the first layers of the text model."""
     return [layer for layer in range(tower.layers) if f"v.deepstack.{layer}.fc1.weight" in tower.tensors]
@@ -100,7 +124,7 @@ def _layers(module: str, names: Mapping[str, str]) -> dict[str, str]:
     return {f"v.blk.*.{part}": f"{module}.{name}" for part, name in names.items()}
 
 
-_GEMMA3, _VISUAL, _GEMMA4 = (
+_GEMMA3, _VISUAL, _GEMMA4, _PIXTRAL = (
     {
         "v.patch_embd": "model.vision_tower.embeddings.patch_embedding",
         "v.position_embd": "model.vision_tower.embeddings.position_embedding",
@@ -160,6 +184,24 @@ _GEMMA3, _VISUAL, _GEMMA4 = (
         "v.std_scale": "model.vision_tower.std_scale",
         "mm.input_projection": "model.embed_vision.embedding_projection",
     },
+    {
+        "v.patch_embd": "model.vision_tower.patch_conv",
+        "v.pre_ln": "model.vision_tower.ln_pre",
+        **_layers(
+            "model.vision_tower.transformer.layers.*",
+            {
+                "ln1": "attention_norm",
+                **{f"attn_{part}": f"attention.{part}_proj" for part in "qkv"},
+                "attn_out": "attention.o_proj",
+                "ln2": "ffn_norm",
+                **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+            },
+        ),
+        "mm.input_norm": "model.multi_modal_projector.norm",
+        "mm.patch_merger": "model.multi_modal_projector.patch_merger.merging_layer",
+        "mm.1": "model.multi_modal_projector.linear_1",
+        "mm.2": "model.multi_modal_projector.linear_2",
+    },
 )
 # By what a file calls its projector
 KINDS = {
@@ -193,5 +235,14 @@ KINDS = {
         ("mm.input_projection.weight", 0),
         _gemma4,
         changes={"v.patch_embd.weight": Alteration(form="pixels")},
+    ),
+    "pixtral": TowerKind(
+        dict.fromkeys(("llama", "mistral3"), "Mistral3ForConditionalGeneration"),
+        "[IMG]",
+        _PIXTRAL,
+        ("mm.2.weight", 0),
+        _pixtral,
+        paired=True,
+        unused=frozenset({"v.token_embd.img_break"}),  # a row of the text model's
     ),
 }

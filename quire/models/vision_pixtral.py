@@ -1,0 +1,107 @@
+"""The vision tower of Pixtral (arXiv:2410.07073), which Mistral Small 3.1, Ministral 3 and later ones have:
+squares of its patches are merged, and the rows of an image end with tokens of text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.errors import ConfigError, quoted
+from quire.images.patches import BoundedPatches
+from quire.images.vision import Vision
+from quire.models.config import Fields
+from quire.models.defaults import MISTRAL
+from quire.models.pooling import attend_both
+from quire.models.tower import BICUBIC, CLIP, embed_patches, normalization, theta_of, unquantized
+from quire.program import Builder, Names, Value, WeightSpec, ops
+
+_PIXTRAL = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "image_size": 1024,
+    "patch_size": 16,
+    "hidden_act": "gelu",
+    "rope_theta": 10_000.0,
+}
+_WHOLE = {
+    "spatial_merge_size": 2,
+    "projector_hidden_act": "gelu",
+    "multimodal_projector_bias": False,
+    "vision_feature_layer": -1,
+}
+_TOKEN, _ROW_ENDS = 10, ("[IMG_BREAK]", "[IMG_END]")
+_EPS, _PLACES = 1e-5, 2
+
+
+def pixtral_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
+    """Record the tower of Pixtral, with the projection to the embeddings of the text model."""
+    stated = {key: value for key, value in raw["vision_config"].items() if value is not None}
+    cfg, whole = Fields({**_PIXTRAL, **stated}), Fields({**_WHOLE, **raw})
+    hidden, heads, patch = cfg.size("hidden_size"), cfg.size("num_attention_heads"), cfg.size("patch_size")
+    if hidden % (4 * heads) or cfg.size("num_channels") != 3:
+        raise ConfigError(f"config.json: vision_config: {hidden} numbers in {heads} heads are not supported")
+    if whole.get("vision_feature_layer") not in (-1, [-1]):
+        layer = quoted(whole.get("vision_feature_layer"))
+        raise ConfigError(f"config.json: vision_feature_layer = {layer} is not supported: only -1, the last")
+    theta, b, w = theta_of(cfg, cfg.positive("rope_theta")), Builder(), Names("model.vision_tower")
+    pixels, pairs = 3 * patch**2, hidden // heads // 2 // _PLACES
+    given = b.record(ops.Patches(b.value((pixels + _PLACES,)))).out
+    x = embed_patches(b, given, w / "patch_conv", (hidden, 3, patch, patch), bias=False)
+    x = b.rms_norm(x, w / "ln_pre", _EPS)
+    places = b.slice(given, pixels, _PLACES)
+    for i in range(cfg.size("num_hidden_layers")):
+        x = _layer(b, cfg, x, places, theta, w / f"transformer.layers.{i}")
+    merge = whole.size("spatial_merge_size")
+    out = _projected(b, whole, x, merge**2)
+    # Frequencies of rows and columns alternate: theta^(-0/n), theta^(-1/n), ... of n pairs
+    patching = BoundedPatches(
+        patch,
+        merge,
+        _longest(processor, cfg.get("image_size")),
+        theta ** (-1 / (_PLACES * pairs)),
+        normalization({**CLIP, **processor}),
+        processor.get("resample", BICUBIC),
+    )
+    name = "image_token_index" if "image_token_index" in raw else "image_token_id"
+    token = Fields({"image_token_id": _TOKEN, **raw}).size(name)
+    return Vision(unquantized(b.program(out)), patching, token, row_ends=_ROW_ENDS)
+
+
+def _layer(b: Builder, cfg: Fields, x: Value, places: Value, theta: float, p: Names) -> Value:
+    hidden, heads = cfg.size("hidden_size"), cfg.size("num_attention_heads")
+    h = b.rms_norm(x, p / "attention_norm", _EPS)
+    q, k, v = (b.linear(h, p / f"attention.{name}_proj", (heads, hidden // heads)) for name in "qkv")
+    q, k = (b.record(ops.RotaryAt(b.value(one.shape), one, places, theta)).out for one in (q, k))
+    x = b.add(x, b.linear(attend_both(b, q, k, v), p / "attention.o_proj", hidden))
+    h, inner = b.rms_norm(x, p / "ffn_norm", _EPS), cfg.size("intermediate_size")
+    gate, up = (b.linear(h, p / f"feed_forward.{name}_proj", inner) for name in ("gate", "up"))
+    h = b.gated_activation(gate, up, str(cfg.get("hidden_act")))
+    return b.add(x, b.linear(h, p / "feed_forward.down_proj", hidden))
+
+
+def _projected(b: Builder, whole: Fields, x: Value, number: int) -> Value:
+    """Return squares of `number` patches as embeddings of the text model."""
+    w, text = Names("model.multi_modal_projector"), Fields({**MISTRAL, **whole.get("text_config")})
+    hidden, out, bias = x.width, text.size("hidden_size"), whole.flag("multimodal_projector_bias")
+    x = b.rms_norm(x, w / "norm", text.positive("rms_norm_eps"))
+    x = b.record(ops.JoinRows(b.value((number * hidden,), "L"), x)).out
+    name = w / "patch_merger.merging_layer.weight"
+    weight = WeightSpec(name, (hidden, number * hidden), (name,), turns=number)
+    x = b.record(ops.Linear(b.value((hidden,), "L"), x, weight)).out
+    h = b.activation(b.linear(x, w / "linear_1", out, bias=bias), str(whole.get("projector_hidden_act")))
+    return b.linear(h, w / "linear_2", out, bias=bias)
+
+
+def _longest(processor: Mapping[str, Any], stated: Any) -> int:
+    """Return the most pixels of a side, by default the `stated` ones. Raises ConfigError for other sizes."""
+    size = processor.get("size", stated)
+    sides = set(size.values()) if isinstance(size, Mapping) else {size}
+    longest = sides.pop() if len(sides) == 1 else None
+    if type(longest) is not int or longest < 1:
+        problem = f"preprocessor_config.json: size = {quoted(size)} is not supported"
+        raise ConfigError(problem, 'give {"longest_edge": 1540}')
+    return longest

@@ -1,0 +1,205 @@
+"""Images of Mistral's models: sizes and patches, the tokens that end their rows, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_vision import CONFIG_PIXTRAL, MARKS_PIXTRAL, PROCESSOR_PIXTRAL, data_url, picture, write_pixtral
+
+from quire import LLM, SamplingParams
+from quire.errors import ConfigError, RequestError
+from quire.images.patches import BoundedPatches
+from quire.images.positions import RotaryPositions
+from quire.images.sizes import LongestSide
+from quire.images.vision import Vision
+from quire.models import read_model
+from quire.outputs import RequestOutput
+from quire.types import PromptImage
+
+BREAK, IMG, END = MARKS_PIXTRAL
+SETTINGS: dict[str, Any] = {"kv_cache_memory_bytes": 1 << 22, "max_model_len": 256}
+SMALL_CACHE = 64_000  # bytes of a cache for one request and a little more
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pixtral(tmp_path_factory.mktemp("pixtral"))
+
+
+def tower(processor: dict[str, Any] = PROCESSOR_PIXTRAL, whole: Any = None, **changes: Any) -> Vision:
+    config = copy.deepcopy({**CONFIG_PIXTRAL, **(whole or {})})
+    config["vision_config"] |= changes
+    vision = read_model(config, processor).vision
+    assert vision is not None
+    return vision
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "resized"),
+    [
+        (16, 24, (16, 24)),
+        (17, 23, (24, 24)),  # rounded up to whole squares
+        (5, 6, (8, 8)),  # small images are not made larger
+        (36, 36, (40, 40)),
+        (72, 36, (40, 24)),
+        (100, 57, (40, 24)),  # 36 x 20.5 pixels
+        (900, 1, (40, 8)),
+        (1, 90_000, (8, 40)),
+    ],
+)
+def test_no_side_is_longer_than_the_longest(height: int, width: int, resized: tuple[int, int]) -> None:
+    rule = tower().patching.size
+    assert rule == LongestSide(8, 36)
+    assert rule.of(height, width) == resized
+
+
+def test_patches_of_a_token_follow_one_another() -> None:
+    """Each has its pixels, and its place: columns by the factor between the two lines of frequencies."""
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 24, 3), np.uint8)
+    patching = tower().patching
+    assert isinstance(patching, BoundedPatches)
+    patches, values = patching.patches(pixels), patching.normalization.apply(pixels)
+    assert patches.shape == (24, 3 * 16 + 2)
+    assert patching.grid(16, 24) == (2, 3)
+    assert patching.across == 10_000.0 ** (-1 / 4)  # heads of 8 numbers: two pairs by rows, two by columns
+    number = 0
+    for y, x in np.ndindex(2, 3):
+        for down, right in np.ndindex(2, 2):
+            row, column = 2 * y + down, 2 * x + right
+            cut = values[4 * row : 4 * row + 4, 4 * column : 4 * column + 4].transpose(2, 0, 1)
+            np.testing.assert_array_equal(patches[number, :48], cut.reshape(-1))
+            assert patches[number, 48:].tolist() == [row, np.float32(column * patching.across)]
+            number += 1
+
+
+def test_images_may_have_fewer_tokens_than_the_model_says() -> None:
+    vision = tower()
+    assert vision.patching.most == (100, 25)
+    assert vision.bounded(25) == vision.bounded(999) == vision
+    assert vision.bounded(24).patching.size == LongestSide(8, 32)
+    assert vision.bounded(24).patching.most == (64, 16)
+    for most in range(1, 30):
+        for height, width in ((40, 40), (40, 9), (1000, 30), (8, 8)):
+            patching = vision.bounded(most).patching
+            rows, columns = patching.grid(*patching.size.of(height, width))
+            assert 1 <= rows * columns <= min(most, patching.most[1])
+
+
+def test_places_of_tokens_between_rows() -> None:
+    """They are no tokens of the image, but it ends only after its last row."""
+    image = PromptImage(5, 3, 2, 24, 16, b"", gap=1)
+    assert (image.num_tokens, image.end) == (6, 5 + 8)
+    assert len(RotaryPositions.of([image]).known) == image.end
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": 16}, "32 numbers in 16 heads are not supported"),
+        ({"num_channels": 1}, "not supported"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters = .* are not supported"),
+        ({"hidden_act": "unknown"}, "unknown"),
+        ({"whole": {"vision_feature_layer": -2}}, "vision_feature_layer = -2 is not supported"),
+        ({"whole": {"spatial_merge_size": 0}}, "spatial_merge_size = 0 is not a size"),
+        ({"whole": {"projector_hidden_act": "unknown"}}, "unknown"),
+        ({"processor": {"size": {"height": 30, "width": 36}}}, "size = .* is not supported"),
+        ({"processor": {"size": {"longest_edge": "36"}}}, "size = .* is not supported"),
+        ({"processor": {"size": 0}}, "size = 0 is not supported"),
+        ({"processor": {**PROCESSOR_PIXTRAL, "do_resize": False}}, "do_resize = False is not supported"),
+    ],
+    ids=str,
+)
+def test_towers_that_are_not_supported(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tower(**changes)
+
+
+@pytest.mark.parametrize("size", [{"longest_edge": 36}, {"height": 36, "width": 36}, 36])
+def test_sizes_may_be_stated_in_several_ways(size: Any) -> None:
+    assert tower({"size": size}).patching.size == LongestSide(8, 36)
+    assert tower({"patch_size": 14}).patching.size == LongestSide(8, 1024)
+
+
+def ask(folder: Path, images: tuple[int, ...] = (1,), **how: Any) -> RequestOutput:
+    """Continue a text with pictures, these random ones."""
+    data = {"multi_modal_data": {"image": [picture(seed, 30, 20) for seed in images]}} if images else {}
+    shown = f"So it is: {IMG}" * len(images)
+    with LLM(str(folder), **SETTINGS, **how) as llm:
+        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=3)
+        (output,) = llm.generate({"prompt": f"{shown}What is it?", "trusted": True, **data}, params)
+    return output
+
+
+def answer(output: RequestOutput) -> Any:
+    return output.outputs[0].token_ids, output.outputs[0].logprobs
+
+
+def test_rows_of_an_image_end_with_tokens_of_their_own(folder: Path) -> None:
+    """The template writes one mark; users who write marks get text."""
+    parts = [
+        {"type": "image_url", "image_url": {"url": data_url(picture(1, 30, 20))}},
+        {"type": "text", "text": f"{IMG}{BREAK}"},
+    ]
+    with LLM(str(folder), **SETTINGS) as llm:
+        (output,) = llm.chat([{"role": "user", "content": parts}], SamplingParams(max_tokens=1))
+        row = IMG * 4
+        shown = f"<|im_start|>user\n{row}{BREAK}{row}{BREAK}{row}{END}"
+        before = llm.get_tokenizer().encode(shown, parse_special=True)
+    ids = output.prompt_token_ids
+    assert ids[: len(before)] == before
+    assert [ids.count(mark) for mark in sorted({*ids})[-3:]] == [2, 12, 1]
+
+
+def test_the_size_of_steps_changes_no_bit(folder: Path) -> None:
+    expected = answer(ask(folder, images=(1, 2)))
+    for how in ({"max_num_batched_tokens": 17}, {"max_num_prefill_tokens": 3}, {"block_size": 16}):
+        assert answer(ask(folder, images=(1, 2), **how)) == expected
+    assert answer(ask(folder, images=(2, 1))) != expected
+    assert answer(ask(folder, images=(1, 1))) != expected
+
+
+def test_caches_neighbours_and_preemption_change_no_bit(folder: Path) -> None:
+    """Prompts begin alike, are asked again, and do not all fit into the cache."""
+    prompts: list[Any] = [
+        {
+            "prompt": f"So it is: {IMG}{'What is it?' * 2}{IMG}",
+            "trusted": True,
+            "multi_modal_data": {"image": [picture(1, 30, 20), picture(seed, 30, 20)]},
+        }
+        for seed in (2, 3, 4, 2)
+    ]
+    params = SamplingParams(temperature=0, max_tokens=56, ignore_eos=True, logprobs=3)
+    how: dict[str, Any] = {"max_model_len": 128, "block_size": 16, "max_num_batched_tokens": 64}
+    with LLM(str(folder), **how, kv_cache_memory_bytes=1 << 22, enable_prefix_caching=False) as llm:
+        expected = [answer(llm.generate([one], params)[0]) for one in prompts]
+    assert expected[0] == expected[3] != expected[1]
+    with LLM(str(folder), **how, kv_cache_memory_bytes=1 << 22) as llm:
+        assert [answer(one) for one in llm.generate(prompts, params)] == expected
+        again = llm.generate(prompts, params)
+        assert [answer(one) for one in again] == expected
+        assert all(one.num_cached_tokens for one in again)
+    with LLM(str(folder), **how, kv_cache_memory_bytes=SMALL_CACHE) as llm:
+        assert [answer(one) for one in llm.generate(prompts, params)] == expected
+        assert llm.engine.scheduler.num_preemptions > 0
+
+
+def test_without_images_the_tower_is_left_out(folder: Path) -> None:
+    with pytest.raises(RequestError, match="reads no images"):
+        ask(folder, max_images=0)
+    assert answer(ask(folder, images=(), max_images=0)) == answer(ask(folder, images=()))
+
+
+def test_a_tokenizer_without_the_tokens_between_rows(folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text())).replace(END, "[OTHER]"))
+    with pytest.raises(ConfigError, match=r"no token \[IMG_END\], which ends rows of images"):
+        LLM(str(tmp_path), **SETTINGS)
+    with LLM(str(tmp_path), **SETTINGS, max_images=0) as llm:
+        assert llm.generate("So it is", SamplingParams(max_tokens=2))
