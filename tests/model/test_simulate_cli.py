@@ -80,6 +80,26 @@ def test_near_saturation_it_says_how_sensitive_latencies_are(law_file, tmp_path,
     assert "if steps are 2% slower: TTFT +" in capsys.readouterr().out
 
 
+def test_answers_of_one_token_have_no_time_per_token(law_file, tmp_path, capsys):
+    flags = ("--max-num-seqs", "4", "--random-input-len", "40", "--random-output-len", "1")
+    assert quire("demo", "--law", law_file, *flags, "--request-rate", "400") == 0
+    text = capsys.readouterr().out
+    assert "if steps are 2% slower: TTFT +" in text
+    assert "TPOT" not in text[text.index("if steps are") :]
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "status"), [(0, 1), (40, 0)])
+def test_the_saturation_of_a_single_request_is_not_known(
+    num_prompt_tokens, status, law_file, tmp_path, capsys
+):
+    trace = {"arrival_ms": 0, "prompt_len": num_prompt_tokens, "output_len": 1}
+    (tmp_path / "trace.jsonl").write_text(json.dumps(trace))
+    assert quire("demo", "--law", law_file, "--arrivals", str(tmp_path / "trace.jsonl")) == status
+    text = capsys.readouterr().out
+    assert "saturation is not known" in text
+    assert "closed loop" not in text
+
+
 def test_settings_of_the_engine_count(law_file, tmp_path):
     found = []
     for seqs in ("1", "16"):
