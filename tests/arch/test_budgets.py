@@ -175,7 +175,7 @@ ROOMS = (
     ),
     Room(
         "cluster",
-        2_960,
+        2_970,
         "several engines: routing, replicas, scaling, prefill apart from decode, Ray; could be deleted with "
         "its lines in server/lifecycle.py",
         ("routing", "cluster"),
