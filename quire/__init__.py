@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from quire.llm import LLM
     from quire.outputs import CompletionOutput, RequestOutput
 
-    __version__: str  # of the installed package, named after a tag of git
+    __version__: str  # of the installed package, named after a tag of git; "0+unknown" if none is
 
 __all__ = [
     "LLM",
@@ -29,9 +29,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import LLM or AsyncLLM (and with them NumPy) on first use, so that `import quire` stays cheap."""
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version(__name__)
+        try:
+            return version(__name__)
+        except PackageNotFoundError:  # it is run from its source
+            return "0+unknown"
     if name == "LLM":
         from quire.llm import LLM
 

@@ -5,10 +5,10 @@
     python scripts/gpu_check.py --report                 # writes what was measured into docs/gpu.md
     python scripts/gpu_check.py --interpreted --quick    # toy sizes on the CPU, with Triton: tests the script
 
-Each piece runs in a process of its own and writes parts/NAME.json; one that was finished is left out unless
---again is given, and what one that was ended had found is kept. Needs the packages that Quire does,
-cuda-core, and the kernels of the GPU (`make cubins`), but not the native core; nothing is built. The exit
-status is 0 if every piece that ran passed.
+Each piece runs in a process of its own and writes build/gpu_check/NAME.json; one that was finished, and not
+only --quick or --interpreted, is left out unless --again is given, and what one that was ended had found is
+kept. Needs the packages that Quire does, cuda-core, and the kernels of the GPU (`make cubins`), but not the
+native core; nothing is built. The exit status is 0 if every piece that ran passed.
 """
 
 from __future__ import annotations
@@ -1064,9 +1064,11 @@ class Part:
         seconds = time.time() - self.facts["began_at"]
         now = {"seconds": seconds, "finished": finished, "passed": passed and finished and not error}
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text(
+        partial = self.file.with_suffix(".partial")  # the process may be ended meanwhile
+        partial.write_text(
             json.dumps(self.facts | now | {"error": error, "rows": rows}, indent=1) + "\n", "utf-8"
         )
+        partial.replace(self.file)
 
 
 def run_piece(name: str, folder: Path, quick: bool, interpreted: bool, index: int = 0) -> bool:
@@ -1087,9 +1089,12 @@ def run_piece(name: str, folder: Path, quick: bool, interpreted: bool, index: in
     return piece is not None and piece.passed and not error
 
 
-def is_finished(file: Path) -> bool:
-    """Return whether a piece was run to its end."""
-    return file.exists() and json.loads(file.read_text("utf-8"))["finished"]
+def is_finished(file: Path, quick: bool, interpreted: bool) -> bool:
+    """Return whether a piece was run to its end, on the same kind of device; all of it unless `quick`."""
+    if not file.exists():
+        return False
+    part = json.loads(file.read_text("utf-8"))
+    return part["finished"] and part["interpreted"] == interpreted and (quick or not part["quick"])
 
 
 BEGIN, END = "<!-- measured: written by scripts/gpu_check.py -->", "<!-- end of what was measured -->"
@@ -1179,7 +1184,8 @@ def main() -> int:
         return 0 if run_piece(chosen[0], given.folder, given.quick, given.interpreted, given.device) else 1
     status = 0
     for name in chosen:
-        if is_finished(given.folder / f"{name}.json") and not given.again:
+        done = is_finished(given.folder / f"{name}.json", given.quick, given.interpreted)
+        if done and not given.again:
             print(f"{name}: done before", flush=True)
             continue
         print(f"{name}:", flush=True)

@@ -60,6 +60,13 @@ def check_fleet(args: argparse.Namespace) -> None:
         args.autoscale = least, most
         if args.scaler != "queue-length" and not (args.goal and _has_ttft(args)):
             refuse("--autoscale needs to know the goal", "give one for the first token: --goal 'ttft<2s'")
+    else:
+        for name in ("scaler", "open_per_replica"):
+            if getattr(args, name) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                refuse(f"{flag} says how --autoscale decides", "give --autoscale MIN-MAX as well")
+    if args.open_per_replica is not None and args.scaler != "queue-length":
+        refuse("--open-per-replica is for --scaler queue-length", "give --scaler queue-length as well")
     if args.fail is not None:
         if not re.fullmatch(r"\d+(\.\d*)?(,\d+(\.\d*)?)*", args.fail):
             refuse(f"--fail {args.fail} is not a list of seconds", "separate them by commas: --fail 30,90.5")

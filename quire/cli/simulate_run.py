@@ -146,14 +146,16 @@ def _heading(setting: SimulatedModel, known: KnownLaw, done: Simulated, took_s: 
 
 def _saturation_text(runs: _Runs, utilisation: float | None, found: Sequence[Sensitivity]) -> str:
     """Return the utilisation, and above HIGH the sensitivity."""
-    if utilisation is None:
+    if not runs.load.is_open:
         return "closed loop: the clients wait, so errors of the law are not amplified\n"
+    if utilisation is None:
+        return "saturation is not known: no request succeeds, or they are too few\n"
     lines = [f"{utilisation:.2f} of saturation"]
     for one in found:
         way = "slower" if one.factor > 1 else "faster"
-        lines.append(
-            f"if steps are {MARGIN:.0%} {way}: TTFT {one.ttft - 1:+.0%}, TPOT {one.tpot - 1:+.1%} (means)"
-        )
+        changes = [] if one.ttft is None else [f"TTFT {one.ttft - 1:+.0%}"]
+        changes += [] if one.tpot is None else [f"TPOT {one.tpot - 1:+.1%}"]
+        lines.append(f"if steps are {MARGIN:.0%} {way}: {', '.join(changes)} (means)")
     if found:
         lines.append("this near saturation, take the latencies as a range")
     return "\n".join(lines) + "\n"

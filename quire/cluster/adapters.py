@@ -16,20 +16,36 @@ if TYPE_CHECKING:
 async def change_all(engines: Sequence[RemoteEngine], name: str, path: str | None) -> None:
     """Load an adapter in all of these engines or, without a path, unload it: see ChangesAdapters.
 
-    Nothing is changed while one of them is restarted. If one cannot load the adapter, none keeps it.
+    Nothing is changed while one of them is restarted. If one cannot load the adapter, none keeps it; if one
+    dies before it unloads it, the others do, and unloading it again is for that one alone.
     """
     if any(engine.status.state != "ready" for engine in engines):
         raise EngineDead("a replica is restarting", "send the request again in a moment")
+    if path is None:
+        await _unload_all(engines, name)
+        return
     changed: list[RemoteEngine] = []
     try:
         for engine in engines:
             await engine.change_adapter(name, path)
             changed.append(engine)
     except QuireError:
-        for engine in changed if path is not None else ():
+        for engine in changed:
             with suppress(QuireError):
                 await engine.change_adapter(name, None)
         raise
+
+
+async def _unload_all(engines: Sequence[RemoteEngine], name: str) -> None:
+    having = [engine for engine in engines if name in paths_of(engine.status.facts.adapters)]
+    errors: list[QuireError] = []
+    for engine in having or engines:
+        try:
+            await engine.change_adapter(name, None)
+        except QuireError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def adapters_of(engines: Sequence[RemoteEngine]) -> dict[str, str] | None:

@@ -29,6 +29,7 @@ GATHER_S = 0.05  # in which the reports of several steps become one answer
 IDLE_S = 1.0  # after which a poll is answered without news
 FORGET_S = 30.0  # without a poll, after which a follower is forgotten
 MAX_REPORTS = 4096  # kept for a follower; one that takes fewer begins anew
+MAX_EARLY = 1024  # requests whose abort came before them, or after their end
 
 
 class Call(messages.Submit):
@@ -91,6 +92,8 @@ class EngineCalls:
         self._engine = engine
         self._followers: dict[str, Follower] = {}
         self._watched = False
+        self._running: set[str] = set()
+        self._early: dict[str, list[int | None]] = {}  # aborts of requests that do not run, the oldest first
         self._host = host_id()
         engine.on_record = self._take_report
         engine.on_lost = self._end_all
@@ -110,6 +113,9 @@ class EngineCalls:
             if not self._is_ready:
                 raise EngineDead(f"the engine is {self._engine.status.state}")
             self._engine.adopt(own)
+            self._running.add(request.request_id)
+            for sequence in self._early.pop(request.request_id, ()):
+                self._engine.abort(request.request_id, sequence)
             stream = Stream(own)
             num_open = _num_open(request)
             while num_open:
@@ -123,10 +129,17 @@ class EngineCalls:
         except EngineDead as error:
             lost = RequestLost(error.message, own.num_deaths, own.num_deaths_alone)
             yield bytes(messages.encode(lost))
+        finally:
+            self._running.discard(request.request_id)
 
     def abort(self, request_id: str, sequence: int | None) -> None:
-        """End a request, or one sequence of it. Final outputs follow as usual."""
-        self._engine.abort(request_id, sequence)
+        """End a request, or one sequence of it, also one that comes later. Final outputs follow as usual."""
+        if request_id in self._running:
+            self._engine.abort(request_id, sequence)
+            return
+        self._early.setdefault(request_id, []).append(sequence)
+        if len(self._early) > MAX_EARLY:
+            del self._early[next(iter(self._early))]
 
     async def poll(self, name: str, watches: bool, ready: bool) -> bytes:
         """Return the News for a follower, after waiting for some.

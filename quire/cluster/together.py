@@ -32,20 +32,22 @@ class Together(EngineStatus):
             self.records.append(report.record)
 
     def take_statuses(self, statuses: Mapping[str, EngineStatus], closed: bool) -> None:
-        """Sum up the statuses of the replicas, by their places in words."""
+        """Sum up the statuses of the replicas, by their places in words; those given up come last."""
         several = list(statuses.values())
+        running = {place: one for place, one in statuses.items() if one.state != "stopped"}
         self.state = _state(several, closed)
-        for name in ("num_running", "num_waiting", "num_free_blocks", "num_bad_frames"):
+        for name in ("num_running", "num_waiting", "num_bad_frames"):
             setattr(self, name, sum(getattr(one, name) for one in several))
-        self.num_all_blocks = sum(one.num_blocks for one in several)
+        self.num_free_blocks = sum(one.num_free_blocks for one in running.values())
+        self.num_all_blocks = sum(one.num_blocks for one in running.values())
         self.num_restarts = self.num_past_restarts + sum(one.num_restarts for one in several)
         self.has_work = any(one.has_work for one in several)
         self.last_progress_s = max((one.last_progress_s for one in several), default=self.last_progress_s)
         self.law = next((one.law for one in several if one.law is not None), self.law)
-        words = ", ".join(statuses)
-        if several and (several[0].facts is not self.source or words != self.places):
+        words = ", ".join(running)
+        if running and (several[0].facts is not self.source or words != self.places):
             self.source, self.places = several[0].facts, words
-            chosen = {**self.source.chosen, "replicas": f"{len(several)} ({words})"}
+            chosen = {**self.source.chosen, "replicas": f"{len(running)} ({words})"}
             self.facts = self.source._replace(chosen=chosen)
 
 

@@ -88,8 +88,8 @@ class Fetches:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of the requests that wait."""
-        return sum(held.request.params.num_sequences for held in self._line)
+        """Sequences of the requests that wait, but for those that another engine has ended."""
+        return sum(not one.finished for held in self._line for one in held.sequence.request.sequences)
 
     @property
     def over(self) -> bool:

@@ -23,6 +23,8 @@ from quire.regular_file import read_limited
 MAGIC = b"quire incident 2\n"
 MAX_FILE_BYTES = 2 << 30
 MAX_SLOTS, MAX_BLOCKS, MAX_VOCABULARY = 1 << 16, 1 << 24, 1 << 31  # that a file may ask for
+MAX_LENGTH = 1 << 26  # tokens of a sequence
+YEAR_10000_S = 253_402_300_800
 _LENGTH = struct.Struct(">I")
 _ENCODER = msgspec.msgpack.Encoder()
 _ENTRIES = msgspec.msgpack.Decoder(list[AnyEntry])
@@ -71,6 +73,8 @@ class Header(msgspec.Struct, kw_only=True):
         sizes = self.arguments
         if not 0 < int(sizes["max_num_seqs"]) <= MAX_SLOTS or int(sizes["block_size"]) < 1:
             raise ValueError("the number of slots or the size of blocks is out of range")
+        if not 0 < int(sizes["max_model_len"]) <= MAX_LENGTH:
+            raise ValueError("the length of sequences is out of range")
         if not 0 < self.vocab_size <= MAX_VOCABULARY:
             raise ValueError("the size of the vocabulary is out of range")
         if sum(group.num_blocks for group in self.groups) > MAX_BLOCKS:
@@ -84,6 +88,11 @@ class Incident(msgspec.Struct):
 
     reason: str
     written_s: float
+
+    def check(self) -> None:
+        """Raise ValueError for a time that no calendar has."""
+        if not 0 <= self.written_s < YEAR_10000_S:
+            raise ValueError("the time it was written is out of range")
 
 
 class Recording(NamedTuple):
@@ -136,10 +145,11 @@ def read_incident(path: Path) -> Recording:
         raise ConfigError(f"{where}: the file ends before the first epoch")
     incident = _decoded(msgspec.msgpack.Decoder(Incident), frames[0], f"{where}: incident")
     header = _decoded(msgspec.msgpack.Decoder(Header), frames[1], f"{where}: header")
-    try:
-        header.check()
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{where}: header: {error}") from None
+    for name, part in (("incident", incident), ("header", header)):
+        try:
+            part.check()
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            raise ConfigError(f"{where}: {name}: {error}") from None
     return Recording(where, incident, header, tuple(frames[2:]))
 
 

@@ -249,10 +249,11 @@ class _Replay:
     def _plan(self, now_s: float, recorded: Composition | None, outcome: ReplayResult) -> None:
         try:
             step = self.scheduler.schedule(now_s)
-        except RuntimeError as error:
+        except Exception as error:  # whatever it is, the recorded one may have failed by the same
             if recorded is not None:
-                raise _Differs(Difference(recorded.number, None, "scheduler", "a plan", str(error))) from None
-            outcome.failure = str(error)
+                failed = Difference(recorded.number, None, "scheduler", "a plan", _described(error))
+                raise _Differs(failed) from error
+            outcome.failure = f"scheduler: {_described(error)}"
             return
         replayed = composition_of(step, self._number_of) if step is not None else None
         if replayed is not None and self._released:

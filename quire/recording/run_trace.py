@@ -6,6 +6,7 @@ The slices of a request's phases last as long as its receipt says: `queue`, `pre
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -92,6 +93,7 @@ class RunTrace:
         self._events = TrackEvents("quire")
         self._lives: dict[tuple[str, int], _Life] = {}
         self._stays: dict[int, _Stay] = {}  # by slot
+        self._in_flight: deque[list[_Stay | None]] = deque()  # by row; a slot may be given on meanwhile
         self._left: list[_Stay] = []
         self._requests = self._events.track("requests")
         self._slots = self._events.track("slots")
@@ -103,13 +105,14 @@ class RunTrace:
         self._roof = self._events.counter("share of the roof", "%")
 
     def planned(self, now: float, step: Step) -> None:
-        """Note the slots that a step releases, and those it gives to sequences."""
+        """Note the slots that a step releases, those it gives to sequences, and whose its rows are."""
         for slot in step.released:
             if (stay := self._stays.pop(slot, None)) is not None:
                 self._left.append(stay)
         for one in step.admitted:
             name = _name(one.request_id, one.sequence)
             self._stays[one.slot] = _Stay(name, one.slot, now, [])
+        self._in_flight.append([self._stays.get(row.slot) for row in step.rows])
 
     def committing(self, sequences: Iterable[Sequence], now: float) -> None:
         """Note the sequences of a step before its results are taken in, and once more after that."""
@@ -123,11 +126,12 @@ class RunTrace:
     def committed(self, now: float, step: Step, result: StepResult, scheduler: Scheduler) -> None:
         """Note a step whose results were taken in."""
         self._end_s = max(self._end_s, now)
+        stays = self._in_flight.popleft()
         if now < self._since_s:
             return
         began_s, ended_s = result.began_s, result.ended_s
-        for row in step.rows:
-            if (stay := self._stays.get(row.slot)) is not None:
+        for row, stay in zip(step.rows, stays, strict=True):
+            if stay is not None:
                 stay.rows.append((began_s, ended_s, row))
         notes = _notes(step, result, scheduler.law)
         self._events.slice(self._steps, f"{step.num_tokens} tokens", began_s, ended_s, notes)

@@ -348,7 +348,7 @@ class RemoteEngine(LoopClient):
             case messages.AdapterChanged(_, adapters):
                 self.status.facts = self.status.facts._replace(adapters=adapters)
                 self.adapters.take(message)
-            case messages.Ready(facts):
+            case messages.Ready(facts) if self.status.state != "stopped":  # it was not closed meanwhile
                 self.status.take_facts(facts)
                 if self._ready is not None:
                     self._ready.set_result(None)

@@ -108,8 +108,9 @@ class ServiceState:
 
     @property
     def num_slots(self) -> int:
-        """The number of sequences that can be computed together."""
-        return self.engine_config.max_num_seqs * max(1, len(self.engine.statuses))
+        """The number of sequences that can be computed together, by engines that were not given up."""
+        num_engines = sum(one.state != "stopped" for one in self.engine.statuses.values())
+        return self.engine_config.max_num_seqs * max(1, num_engines)
 
     @property
     def patterns(self) -> tuple[str, ...]:

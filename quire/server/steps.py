@@ -60,7 +60,7 @@ async def steps(request: Request) -> Response:
     """
     service, asked = service_of(request), request.query_params
     number = _replica_of(service, asked.get("replica"))
-    status = service.engine.statuses[number]
+    status = service.engine.statuses.get(number, service.first_status)
     last = last_of(asked.get("last"), NUM_RECORDS)
     records = list(itertools.islice(status.records, max(0, len(status.records) - last), None))
     ceilings, age_s = ceilings_of(status.facts)

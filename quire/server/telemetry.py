@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Attribute = str | int | float | list[str]
 _TEXT_ROUTES = frozenset({"/v1/completions", "/completion", "/completions", "/infill", "/api/generate"})
+_POOLED = {"embed": "embeddings", "score": "score"}
 _CONTEXT_HEADERS = (b"traceparent", b"tracestate")
 
 
@@ -65,7 +66,8 @@ class Spans:
             name.decode(): v.decode("latin-1") for name, v in scope["headers"] if name in _CONTEXT_HEADERS
         }
         path = route_path(scope)
-        operation = "text_completion" if path in _TEXT_ROUTES else "chat"
+        pooling = handle.prompts[0].request.pooling
+        operation = _POOLED.get(pooling, "text_completion" if path in _TEXT_ROUTES else "chat")
         span = self._tracer.start_span(
             f"{operation} {self._model}",
             self._propagator.extract(carrier),
@@ -93,8 +95,6 @@ class Spans:
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "quire",
             "gen_ai.request.model": self._model,
-            "gen_ai.request.temperature": request.params.temperature,
-            "gen_ai.request.top_p": request.params.top_p,
             "gen_ai.usage.input_tokens": int(timings["prompt_tokens"]),
             "gen_ai.usage.output_tokens": int(timings["completion_tokens"]),
             "gen_ai.usage.cache_read.input_tokens": int(timings["cached_tokens"]),
@@ -104,8 +104,11 @@ class Spans:
             "gen_ai.latency.e2e": timings["total_ms"] / 1e3,
             "http.route": path,
         }
-        if request.params.max_tokens is not None:
-            attributes["gen_ai.request.max_tokens"] = request.params.max_tokens
+        if not request.pooling:
+            attributes["gen_ai.request.temperature"] = request.params.temperature
+            attributes["gen_ai.request.top_p"] = request.params.top_p
+            if request.params.max_tokens is not None:
+                attributes["gen_ai.request.max_tokens"] = request.params.max_tokens
         return attributes | {
             f"quire.{name}": value
             for name, value in timings.items()

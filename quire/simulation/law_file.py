@@ -49,7 +49,7 @@ def read_law(path: Path) -> KnownLaw:
     """Read a file. Raises ConfigError for one that is not a law."""
     try:
         return from_json(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"{path}: not a law of steps: {type(error).__name__}: {error}",
             "'quire simulate --save-law FILE' writes one",

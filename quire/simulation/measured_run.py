@@ -30,8 +30,15 @@ def fitted_law(path: Path, roof: StepLaw, make_scheduler: Callable[[StepLaw], Sc
     def predict(shares: RoofShares, count: int | None) -> list[Latency]:
         law = at_shares(roof, shares)
         scheduler = make_scheduler(law)
-        done = simulate(scheduler, law, requests, delays=shares.delays, num_first=count)
-        return [Latency.of(one) for one in done.timelines[:count]]
+        done = simulate(scheduler, law, requests, delays=shares.delays, num_first=count).timelines[:count]
+        for one in done:
+            if one.error:
+                raise ConfigError(
+                    f"{path}: a request of {one.num_prompt_tokens} prompt tokens cannot be simulated: "
+                    f"{one.error}",
+                    "give the settings of the server that was measured, such as --max-model-len",
+                )
+        return [Latency.of(one) for one in done]
 
     shares = fit([measured[:half]], lambda shares: [predict(shares, half)], SEEN_BY_CLIENTS)
     error = relative_errors(predict(shares, None)[half:], measured[half:])
@@ -60,11 +67,17 @@ def _read_run(path: Path) -> tuple[list[Request], list[Latency]]:
             )
             for one in done
         ]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"{path}: not a detailed run: {type(error).__name__}: {error}",
             "'quire bench --json FILE --save-detailed' writes one",
         ) from error
     if len(requests) < LEAST_FITTED:
         raise ConfigError(f"{path} has {len(requests)} requests", f"a fit needs at least {LEAST_FITTED}")
+    for half in (latencies[: len(latencies) // 2], latencies[len(latencies) // 2 :]):
+        if not min(sum(values) for values in zip(*half, strict=True)) > 0:
+            raise ConfigError(
+                f"{path}: the tokens of each answer came at one moment, so no time per token is known",
+                "a fit needs answers that were streamed",
+            )
     return requests, latencies

@@ -46,11 +46,14 @@ def offered_rate(requests: Sequence[Request]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Mean latencies, relative to those of the law, if all steps take `factor` times as long."""
+    """Mean latencies, relative to those of the law, if all steps take `factor` times as long.
+
+    None: no request has that latency, such as a time per output token if each gives one token.
+    """
 
     factor: float
-    ttft: float
-    tpot: float
+    ttft: float | None
+    tpot: float | None
 
 
 def sensitivities(run: Callable[[StepLaw], Simulated], law: StepLaw, base: Simulated) -> list[Sensitivity]:
@@ -58,11 +61,14 @@ def sensitivities(run: Callable[[StepLaw], Simulated], law: StepLaw, base: Simul
     found = []
     for factor in (1 - MARGIN, 1 + MARGIN):
         changed = run(slower(law, factor)).timelines
-        ratios = (
-            _mean(changed, kind) / (_mean(base.timelines, kind) or 1.0) for kind in ("ttft_s", "tpot_s")
-        )
+        ratios = (_ratio(changed, base.timelines, kind) for kind in ("ttft_s", "tpot_s"))
         found.append(Sensitivity(factor, *ratios))
     return found
+
+
+def _ratio(changed: Sequence[Timeline], base: Sequence[Timeline], kind: str) -> float | None:
+    mean_s = _mean(base, kind)
+    return _mean(changed, kind) / mean_s if mean_s else None
 
 
 def _mean(timelines: Sequence[Timeline], kind: str) -> float:

@@ -78,11 +78,12 @@ class MemoryStore:
         return not here or (self._below is not None and self._below.wants(block_hash, groups))
 
     def put(self, block_hash: bytes, content: BlockContent) -> None:
-        """Keep a block, and give it to the store below."""
-        nbytes = content_bytes(content)
+        """Keep a block, with the groups that are here already, and give it to the store below."""
+        whole = {**self._blocks.get(block_hash, {}), **content}
+        nbytes = content_bytes(whole)
         if nbytes <= self._limit_bytes:
             self._num_bytes += nbytes - content_bytes(self._blocks.pop(block_hash, {}))
-            self._blocks[block_hash] = content
+            self._blocks[block_hash] = whole
             num_evicted = 0
             while self._num_bytes > self._limit_bytes:
                 self._num_bytes -= content_bytes(self._blocks.popitem(last=False)[1])

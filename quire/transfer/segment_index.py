@@ -11,6 +11,7 @@ import os
 import random
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from quire.block_store import BlockContent
 from quire.transfer.content import decode
@@ -109,8 +110,8 @@ class SegmentIndex:
                 os.close(file)
         except DamagedSegment as error:
             self._drop_damaged(segment.name, error)
-        except OSError:  # it is gone, or cannot be read now
-            self._leave_out(segment.name)
+        except OSError:  # it is gone, or cannot be read now: the next scan tells
+            self.forget([segment.name])
 
     # Changes
 
@@ -164,17 +165,15 @@ class SegmentIndex:
         return count
 
     def _open(self, name: str) -> IndexedSegment | None:
-        """Read what is in a segment; None if it is gone, or damaged, and then it is removed."""
-        try:
+        """Read what is in a segment; None if it cannot be read now, or is damaged and removed."""
+        with suppress(OSError):
             file = self._folder.open(name)
             try:
                 return IndexedSegment(name, os.fstat(file).st_size, read_table(file, self._fingerprint))
+            except DamagedSegment as error:
+                self._drop_damaged(name, error)
             finally:
                 os.close(file)
-        except DamagedSegment as error:
-            self._drop_damaged(name, error)
-        except OSError:
-            self._leave_out(name)
         return None
 
     def _add(self, segment: IndexedSegment) -> None:

@@ -91,7 +91,7 @@ ROOMS = (
     ),
     Room(
         "server",
-        4_545,
+        4_550,
         "HTTP and its limits, requests and the queue, the engine's process, metrics, what all APIs share",
         ("server",),
     ),
@@ -163,7 +163,7 @@ ROOMS = (
             *("server/adapter_changes.py", "server/engine_adapters.py", "server/openai/adapters.py"),
         ),
     ),
-    Room("cli", 4_065, "the commands of `quire`, their options and their help", ("cli",)),
+    Room("cli", 4_070, "the commands of `quire`, their options and their help", ("cli",)),
     Room(
         "explained",
         3_950,
@@ -175,7 +175,7 @@ ROOMS = (
     ),
     Room(
         "cluster",
-        2_945,
+        2_970,
         "several engines: routing, replicas, scaling, prefill apart from decode, Ray; could be deleted with "
         "its lines in server/lifecycle.py",
         ("routing", "cluster"),

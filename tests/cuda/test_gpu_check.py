@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def run(script: Any, name: str, folder: Path) -> dict[str, Any]:
     passed = script.run_piece(name, folder, True, True)
     part: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
     assert part["passed"] is passed
-    assert script.is_finished(folder / f"{name}.json")
+    assert script.is_finished(folder / f"{name}.json", True, True)
     return part
 
 
@@ -124,6 +125,53 @@ def test_a_piece_that_fails_keeps_what_it_found(
     part = run(script, "start", tmp_path)
     assert "RuntimeError: lost" in part["error"]
     assert part["rows"] == [{"what": "one", "passed": True}]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "left_out"),
+    [
+        (("--interpreted", "--quick"), ("--quick",), False),
+        (("--interpreted", "--quick"), (), False),
+        (("--quick",), (), False),
+        (("--quick",), ("--quick",), True),
+        ((), ("--quick",), True),
+        ((), (), True),
+    ],
+)
+def test_a_piece_is_left_out_if_as_much_of_it_was_run(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: Any, now: Any, left_out: bool
+) -> None:
+    def runs(argv: list[str], timeout: float) -> Any:
+        facts = {name: f"--{name}" in argv for name in ("quick", "interpreted")}
+        script.Part(tmp_path / "launch.json", facts | {"began_at": 0.0}).write(None, True)
+        ran.append(argv)
+        return SimpleNamespace(returncode=0)
+
+    ran: list[list[str]] = []
+    monkeypatch.setattr(script.subprocess, "run", runs)
+    for flags in (before, now):
+        monkeypatch.setattr(
+            sys, "argv", ["gpu_check", "--folder", str(tmp_path), "--pieces", "launch", *flags]
+        )
+        assert script.main() == 0
+    assert len(ran) == 2 - left_out
+    assert [file.name for file in tmp_path.iterdir()] == ["launch.json"]
+
+
+def test_a_part_is_there_as_a_whole_or_not(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(script, "launch", tmp_path)
+    write = Path.write_text
+
+    def ended(self: Path, text: str, *how: Any) -> int:
+        write(self, text[: len(text) // 2], *how)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", ended)
+    with pytest.raises(KeyboardInterrupt):
+        script.run_piece("launch", tmp_path, True, True)
+    assert script.is_finished(tmp_path / "launch.json", True, True)
 
 
 def test_the_report_replaces_the_last_one(script: Any, tmp_path: Path) -> None:

@@ -171,6 +171,28 @@ def test_what_another_process_removed_is_absent(opened: Open, folder: Path) -> N
     assert store.counters()["disk"].num_damaged == 0
 
 
+def test_a_segment_that_could_not_be_read_once_is_found_again(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, at_once: None
+) -> None:
+    store, other = opened(), opened()
+    write(store, range(3))
+    with monkeypatch.context() as patched:
+        patched.setattr(SegmentFolder, "open", failing(OSError(errno.EMFILE, "too many open files")))
+        assert fetched(store, HASHES[:3]) == []
+    write(other, range(5, 6))  # the folder changes
+    wait_until(lambda: store.find(HASHES[:3]).num_blocks == 3)
+    assert len(fetched(store, HASHES[:3])) == 3
+
+
+def failing(error: Exception) -> Callable[..., int]:
+    """Return a function that fails."""
+
+    def fail(*_: object) -> int:
+        raise error
+
+    return fail
+
+
 def test_small_segments_are_joined(opened: Open, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_store, "FLUSH_S", 0.0)
     store = opened()
@@ -306,6 +328,15 @@ def test_memory_keeps_what_was_used_last() -> None:
     counters = store.counters()["memory"]
     assert counters.num_bytes == sum(map(len, content(0).values())) * 3
     assert (counters.num_blocks, counters.num_stored, counters.num_evicted) == (3, 4, 1)
+
+
+def test_memory_keeps_the_groups_that_it_has() -> None:
+    store, more = MemoryStore(400), {**content(0), 5: b"a snapshot of a state"}
+    for some in (content(0), {5: more[5]}, content(0)):
+        store.put(HASHES[0], some)
+    ((_, got),) = fetched(store, HASHES[:1])
+    assert got == more
+    assert store.counters()["memory"].num_bytes == sum(map(len, more.values()))
 
 
 def test_memory_and_disk_together(opened: Open) -> None:

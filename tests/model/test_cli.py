@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -74,6 +74,17 @@ def test_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[
     assert call("--version") == 0
     assert capsys.readouterr().out == f"quire {version('quire')}\n"
     assert quire.__version__ == version("quire")
+
+
+def test_the_version_of_a_tree_that_is_not_installed_is_not_known(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", missing)
+    assert call("--version") == 0
+    assert capsys.readouterr().out == "quire 0+unknown\n"
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from quire.bench import report
 from quire.bench.driver import LoadRun
+from quire.bench.metrics import Timeline
 from quire.bench.workload import Lengths, poisson, random_requests
 from quire.cli import simulate_law
 from quire.cli.main import main
@@ -80,6 +81,26 @@ def test_near_saturation_it_says_how_sensitive_latencies_are(law_file, tmp_path,
     assert "if steps are 2% slower: TTFT +" in capsys.readouterr().out
 
 
+def test_answers_of_one_token_have_no_time_per_token(law_file, tmp_path, capsys):
+    flags = ("--max-num-seqs", "4", "--random-input-len", "40", "--random-output-len", "1")
+    assert quire("demo", "--law", law_file, *flags, "--request-rate", "400") == 0
+    text = capsys.readouterr().out
+    assert "if steps are 2% slower: TTFT +" in text
+    assert "TPOT" not in text[text.index("if steps are") :]
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "status"), [(0, 1), (40, 0)])
+def test_the_saturation_of_a_single_request_is_not_known(
+    num_prompt_tokens, status, law_file, tmp_path, capsys
+):
+    trace = {"arrival_ms": 0, "prompt_len": num_prompt_tokens, "output_len": 1}
+    (tmp_path / "trace.jsonl").write_text(json.dumps(trace))
+    assert quire("demo", "--law", law_file, "--arrivals", str(tmp_path / "trace.jsonl")) == status
+    text = capsys.readouterr().out
+    assert "saturation is not known" in text
+    assert "closed loop" not in text
+
+
 def test_settings_of_the_engine_count(law_file, tmp_path):
     found = []
     for seqs in ("1", "16"):
@@ -125,6 +146,37 @@ def test_a_law_is_fitted_to_a_run_of_bench(tmp_path, capsys):
             for timelines in (again.timelines, done.timelines)
         ]
         assert means[0] == pytest.approx(means[1], rel=0.05)
+
+
+def write_run(path, num_prompt_tokens: int, chunk_s: float) -> str:
+    """A run of 20 requests of two tokens each, which come `chunk_s` one after the other."""
+    times = [Timeline(float(sent_s), None, [sent_s + 0.5, sent_s + 0.5 + chunk_s]) for sent_s in range(20)]
+    for one in times:
+        one.end_s, one.num_prompt_tokens, one.num_output_tokens = one.chunk_s[-1], num_prompt_tokens, 2
+    run = LoadRun(0.0, 20.0, 0.0, times)
+    path.write_text(json.dumps(report.as_json(run, Goal(), {}, detailed=True)))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "chunk_s", "message"),
+    [
+        (40, 0.0, "the tokens of each answer came at one moment"),
+        (400, 0.1, "a request of 400 prompt tokens cannot be simulated"),
+    ],
+)
+def test_a_run_that_says_too_little_is_not_fitted(num_prompt_tokens, chunk_s, message, tmp_path, capsys):
+    path = write_run(tmp_path / "run.json", num_prompt_tokens, chunk_s)
+    flags = ("--max-model-len", "100", "--request-rate", "40", *SHORT)
+    assert quire("demo", "--fit", path, *flags) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--law", "--fit"])
+def test_a_file_that_nests_too_deep_is_refused(flag, tmp_path, capsys):
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    assert quire("demo", flag, str(tmp_path / "deep.json")) == 1
+    assert "RecursionError" in capsys.readouterr().err
 
 
 def _write_roof(folder, setting):

@@ -114,6 +114,12 @@ def test_one_replica_has_the_figures_of_the_single_simulation(figures):
         ),
         (("--replicas", "2", "--start-up", "-1"), "--start-up -1 is out of range"),
         (("--replicas", "2", "--start-up", "nan"), "--start-up nan is out of range"),
+        (("--replicas", "2", "--scaler", "queue-length"), "--scaler says how --autoscale decides"),
+        (("--replicas", "2", "--open-per-replica", "3"), "--open-per-replica says how --autoscale decides"),
+        (
+            ("--autoscale", "1-4", "--goal", "ttft<1s", "--open-per-replica", "3"),
+            "--open-per-replica is for --scaler queue-length",
+        ),
         (("--html", "a.html"), "--html is for several replicas"),
     ],
 )

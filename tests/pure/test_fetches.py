@@ -121,6 +121,15 @@ def test_wrong_contents_would_show() -> None:
         world.finish()
 
 
+def test_sequences_that_another_engine_ended_do_not_wait() -> None:
+    store = kept()
+    store.at_once = False
+    world = World(store=store)
+    params = SamplingParams(n=3, max_tokens=3)
+    world.engine.add(NewRequest("a", PROMPT, params, 0.0, resumed=(None, (5,), None)))
+    assert world.engine.num_waiting == 1
+
+
 def test_others_go_on_while_a_request_waits() -> None:
     store = kept()
     store.at_once = False

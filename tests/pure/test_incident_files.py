@@ -208,6 +208,9 @@ def test_what_is_no_incident_file_is_refused(tmp_path, content, problem):
         {"max_num_seqs": 1 << 40},
         {"block_size": 0},
         {"max_num_seqs": "many"},
+        {"max_num_seqs": float("inf")},
+        {"max_model_len": 1 << 60},
+        {"max_model_len": None},
         {"vocab_size": 0},
         {"groups": [[1 << 40]]},
         {"groups": [[-1]]},
@@ -222,4 +225,14 @@ def test_sizes_that_no_engine_has_are_refused(tmp_path, change):
         (fields if name in fields else fields["arguments"])[name] = value
     path.write_bytes(framed(INCIDENT, msgspec.msgpack.encode(fields), *map(bytes, recording.chunks)))
     with pytest.raises(ConfigError, match="header"):
+        read_incident(path)
+
+
+@pytest.mark.parametrize("written_s", [-1.0, 1e300, float("inf"), float("nan")])
+def test_a_time_that_no_calendar_has_is_refused(tmp_path, written_s):
+    path = Filled(tmp_path / "a").write().path
+    recording = read_incident(path)
+    parts = Incident("r", written_s), recording.header
+    path.write_bytes(framed(*map(msgspec.msgpack.encode, parts), *map(bytes, recording.chunks)))
+    with pytest.raises(ConfigError, match="incident: the time it was written is out of range"):
         read_incident(path)

@@ -17,6 +17,7 @@ from test_scheduler_machine import SchedulerMachine
 from quire.config import EngineConfig
 from quire.engine.caches import BlockGroup
 from quire.engine.request import prompt_hashes
+from quire.engine.scheduler import Scheduler
 from quire.engine.step_law import Stage, StepLaw
 from quire.errors import ConfigError
 from quire.program.features import LEADING
@@ -154,9 +155,11 @@ PROMPT = tuple(range(1_500_000_000, 1_500_000_000 + 7919 * 11, 7919))
 SECRETS = ("request-secret", "tenant-secret", "salt-secret", "grammar-secret")
 
 
-def run_history(contents: bool, device=None, num_steps: int | None = None, **options) -> Recorded:
+def run_history(
+    contents: bool, device=None, num_steps: int | None = None, recorded: Recorded | None = None, **options
+) -> Recorded:
     """Two requests with everything that must stay secret, on a device that gives numbers."""
-    recorded = Recorded(contents, 1 << 20)
+    recorded = recorded or Recorded(contents, 1 << 20)
     scheduler = JournaledScheduler(
         recorded.journal,
         groups=[BlockGroup(20)],
@@ -331,6 +334,27 @@ def test_a_step_that_fails_again_is_reported():
     with pytest.raises(ArithmeticError):
         run_history(True, device)
     assert replay(run_history(True).recordings_of_it(), Breaking()).difference.field == "device"
+
+
+@pytest.mark.parametrize("contents", [True, False])
+@pytest.mark.parametrize("error", [AssertionError("torn"), KeyError("r1"), RuntimeError("nothing fits")])
+def test_a_scheduler_that_failed_fails_again_or_not(contents, error, monkeypatch):
+    def schedule(self, now):
+        if self._num_steps == 5:
+            raise error
+        return plan(self, now)
+
+    plan, other = Scheduler.schedule, run_history(contents).recordings_of_it()
+    monkeypatch.setattr(Scheduler, "schedule", schedule)
+    recorded = Recorded(contents, 1 << 20)
+    with pytest.raises(type(error)):
+        run_history(contents, recorded=recorded)
+    device = Numbers() if contents else None
+    result = replay(recorded.recordings_of_it(), device)
+    assert (result.equal, result.num_steps) == (True, 5)
+    assert result.failure == f"scheduler: {type(error).__name__}: {error}"
+    result = replay(other, Numbers() if contents else None)
+    assert (result.difference.step, result.difference.field) == (5, "scheduler")
 
 
 @pytest.mark.parametrize("contents", [True, False])

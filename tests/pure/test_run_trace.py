@@ -12,9 +12,12 @@ from test_recording import Recorded, RedactedMachine
 from test_scheduler_machine import SchedulerMachine
 from test_track_events import slices_of
 
+from quire.engine.caches import BlockGroup
+from quire.engine.epochs import EpochScheduler
 from quire.recording.replay import replay
 from quire.recording.run_trace import RunTrace
-from quire.types import Output, RequestMetrics
+from quire.sampling_params import SamplingParams
+from quire.types import NewRequest, Output, RequestMetrics, RowResult, Step, StepResult
 
 PHASES = ("queue", "prefill", "decode", "preempted")
 
@@ -83,3 +86,37 @@ TestTracedMachine.settings = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+
+def test_a_row_is_that_of_the_sequence_it_was_planned_for():
+    """With two steps in flight, the row too many of an ended one computes when its slot is given on."""
+    scheduler = EpochScheduler(
+        groups=[BlockGroup(20)],
+        block_size=4,
+        max_num_seqs=1,
+        max_num_batched_tokens=8,
+        max_model_len=20,
+        max_steps_in_flight=2,
+    )
+    params = SamplingParams(max_tokens=8)
+    for number in range(2):
+        scheduler.add(NewRequest(str(number), (1, 2, 3), params, eos_token_ids=(9,)))
+    trace, planned, now = RunTrace(), list[Step](), 0.0
+    while scheduler.has_work:
+        while len(planned) < 2 and (step := scheduler.schedule(now)) is not None:
+            trace.planned(now, step)
+            planned.append(step)
+        step, sequences = planned.pop(0), scheduler.oldest
+        result = StepResult((RowResult((9,)),), now, now + 1)
+        trace.committing(sequences, now + 1)
+        outputs = scheduler.commit(step, result, now + 1)
+        trace.committing(sequences, now + 1)
+        trace.committed(now + 1, step, result, scheduler)
+        trace.ended(outputs)
+        now += 1
+    rows = [
+        (name, begin_ns // 10**9)
+        for track, name, begin_ns, _, depth in slices_of(Trace.FromString(trace.encoded()))
+        if track == "slot 0" and not depth
+    ]
+    assert rows == [("request 0", 0), ("request 1", 2)]

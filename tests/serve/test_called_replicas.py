@@ -19,6 +19,7 @@ from replica_engines import LAW
 from quire.cluster import engine_calls
 from quire.cluster.autoscaling import INTERVAL_S, Autoscaler
 from quire.cluster.called_replicas import CalledReplicas
+from quire.cluster.calls import given
 from quire.cluster.engine_calls import EngineCalls
 from quire.config import EngineConfig
 from quire.engine.status import EngineStatus, StepReport
@@ -35,6 +36,14 @@ REQUESTS = [
 ]
 
 
+async def unless_aborted(replicas: CalledReplicas, request_id: str) -> None:
+    """Wait until the abort of a request has reached its replica."""
+    own = replicas._requests.get(request_id)
+    assert own is not None
+    await until(lambda: any(one.aborted for one in own.sequences))
+    await asyncio.sleep(0.01)
+
+
 class LocalCalls:
     """Calls of engines in this process. Of those that are `lost`, calls and answers raise."""
 
@@ -43,6 +52,7 @@ class LocalCalls:
         self.replicas: CalledReplicas | None = None
         self.host = ""  # where callers say they are, if not here
         self.lost: set[str] = set()
+        self.late: set[str] = set()  # requests that reach their replica after their aborts
         self.garbled = ""  # the replica whose next news is no message
         self.wanted = 0  # as the last poll told
 
@@ -53,6 +63,8 @@ class LocalCalls:
         while (name := self.replicas.choose(request_id, set(self.engines) - self.lost)) is None:
             await asyncio.sleep(0.01)
         self.replicas.sent(request_id, name)
+        if given(request_id) in self.late:
+            await unless_aborted(self.replicas, given(request_id))
         async for frame in self.engines[name].generate(call, self.host or host, sent_s):
             self._check(name)
             yield frame
@@ -250,6 +262,31 @@ def test_aborts_reach_the_engine_or_end_the_request_here() -> None:
             stream.abort()
             assert (await follow(stream))[-1].finish_reason == "abort"
             await until(lambda: not any(engine.status.has_work for engine in engines.values()))
+
+    run(check())
+
+
+def test_an_abort_may_overtake_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_calls, "MAX_EARLY", 1)
+
+    async def check() -> None:
+        async with called(1, command=faulty(10)) as (replicas, calls, engines):
+            calls.late = {"whole", "part"}
+            stream = replicas.submit(request("whole", max_tokens=100_000))
+            await until(lambda: "whole" in replicas._calling)
+            stream.abort()
+            assert [one.finish_reason for one in await follow(stream)] == ["abort"]
+            stream = replicas.submit(request("part", n=2, temperature=1, max_tokens=100))
+            await until(lambda: "part" in replicas._calling)
+            stream.abort(1)
+            outputs = await follow(stream, 2)
+            ends = {one.sequence: one.finish_reason for one in outputs if one.finish_reason is not None}
+            assert ends == {0: "length", 1: "abort"}
+            for _ in range(3):  # of requests that have ended
+                calls.engines["r0"].abort("gone", None)
+                calls.engines["r0"].abort("gone too", 0)
+            assert [*calls.engines["r0"]._early] == ["gone too"]
+            assert not engines["r0"].num_open
 
     run(check())
 

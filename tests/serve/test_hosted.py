@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 from remote_engines import until
+from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 from tiny_encoders import write_bert, write_cross_encoder
 
 from quire.cluster.local import local_replicas
 from quire.config import EngineConfig, ServerConfig
 from quire.errors import ConfigError, Overloaded, QuireError, RequestError
+from quire.server.app import HANDLERS
 from quire.server.errors import HTTPRefusal
 from quire.server.hosted import policy
 from quire.server.hosted.budget import Allotment, ModelSpec, budgets
@@ -29,6 +32,14 @@ from quire.server.ollama.models import capabilities_of
 from quire.server.service import QueueFull
 
 UNUSED: Any = None
+PATHS = ("/v1/completions", "/api/chat", "/page/experiments/fleet")
+EVERY = Starlette(
+    routes=[
+        *(Route(path, lambda request: UNUSED, methods=["POST"]) for path in PATHS),
+        Route("/props", lambda request: UNUSED),
+    ],
+    exception_handlers=HANDLERS,
+)
 
 
 @dataclass
@@ -235,7 +246,7 @@ def test_an_adapter_of_two_models_is_an_error_for_its_name_alone() -> None:
 def test_the_door_reads_the_model_and_passes_the_body_on() -> None:
     async def test() -> None:
         fake = FakeModels("a", "b")
-        door = Door(fake.host, UNUSED, [], [])
+        door = Door(fake.host, UNUSED, [], [], EVERY)
         bodies = [(b'{"x": [1], "mod', 1), (b'el": "b"}', 0)]
         assert await sent(door, bodies, "/v1/completions") == (200, b"b")
         assert await sent(door, [(b'{"model": "b", "keep_alive": 0}', 0)], "/api/chat") == (200, b"b")
@@ -245,6 +256,36 @@ def test_the_door_reads_the_model_and_passes_the_body_on() -> None:
         assert (await sent(door, [], "/props", "GET"))[0] == 503
         assert await sent(door, [(b"{}", 0)], "/page/experiments/fleet", query=b"model=b") == (200, b"b")
         assert await sent(door, [(b'{"model": "a"}', 0)], "/v1/completions", query=b"model=b") == (200, b"a")
+        await fake.host.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("keep_alive", [b"1" + b"0" * 400, b"-1", b'"9h"', b"1e300"])
+def test_a_model_that_is_kept_for_long_can_still_make_room(keep_alive: bytes) -> None:
+    async def test() -> None:
+        fake = FakeModels("a", "b")
+        door = Door(fake.host, UNUSED, [], [], EVERY)
+        body = b'{"model": "a", "keep_alive": %s}' % keep_alive
+        assert await sent(door, [(body, 0)], "/api/chat") == (200, b"a")
+        assert fake.host.models["a"].num_users == 0
+        assert fake.host.models["a"].idle_unload_s > 3600
+        assert await sent(door, [(b'{"model": "b"}', 0)], "/v1/completions") == (200, b"b")
+        await fake.host.close()
+
+    run(test)
+
+
+def test_no_model_is_loaded_for_what_no_route_is_for() -> None:
+    async def test() -> None:
+        fake = FakeModels("a", "b")
+        door = Door(fake.host, UNUSED, [], [], EVERY)
+        assert (await sent(door, [(b'{"model": "b"}', 0)], "/completions"))[0] == 404
+        assert (await sent(door, [(b'{"model": "b"}', 0)], "/props"))[0] == 405
+        assert (await sent(door, [], "/nowhere", "GET"))[0] == 404
+        assert not fake.past
+        answer = await sent(door, [(b"{}", 0)], "/completions")
+        assert b"/v1/completions exists" in answer[1]
         await fake.host.close()
 
     run(test)

@@ -32,10 +32,12 @@ from remote_engines import (
 )
 
 from quire.config import EngineConfig
+from quire.engine.open_request import OpenRequest
 from quire.engine.request import prompt_hashes
 from quire.engine.status import CacheChanges, StepReport
 from quire.engine.view import View
 from quire.errors import ConfigError, EngineDead, RequestError
+from quire.server import engine_messages as messages
 from quire.server.remote import RemoteEngine
 
 REQUESTS = [
@@ -335,6 +337,18 @@ def test_an_engine_keeps_to_its_processors_and_its_memory() -> None:
 
     run(check())
     assert os.sched_getaffinity(0) == allowed
+
+
+def test_an_engine_that_becomes_ready_when_it_is_closed_takes_no_request() -> None:
+    async def check() -> None:
+        async with running(NULL) as engine:
+            facts = engine.status.facts
+        engine._receive(messages.Ready(facts))  # it was on its way
+        assert engine.status.state == "stopped"
+        with pytest.raises(EngineDead):
+            engine.adopt(OpenRequest(request("a"), engine))
+
+    run(check())
 
 
 def test_signals_are_for_the_server() -> None:

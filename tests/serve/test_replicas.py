@@ -30,11 +30,13 @@ from remote_engines import (
 )
 from replica_engines import kill, operation, replicas
 
+from quire.cluster.adapters import change_all
 from quire.config import EngineConfig
 from quire.engine.client import EngineClient, Stream
-from quire.engine.status import AdapterFacts, StepReport
+from quire.engine.status import AdapterFacts, EngineStatus, StepReport
 from quire.errors import ConfigError, Conflict, EngineDead, RequestError
 from quire.server.adapter_changes import AdapterChanges
+from quire.server.service import ServiceState
 from quire.types import NewRequest
 
 REQUESTS = [
@@ -474,6 +476,57 @@ def test_the_first_is_one_that_was_not_given_up() -> None:
             assert several.status.facts.adapters == adapters
             await follow(several.submit(request("a")))
             await until(lambda: 1 in seen)
+
+    run(check())
+
+
+def test_what_was_given_up_is_not_counted() -> None:
+    async def check() -> None:
+        async with replicas(policy=replace(QUICK, max_deaths=1)) as (several, _):
+            service: Any = SimpleNamespace(engine_config=EngineConfig(max_num_seqs=4), engine=several)
+            assert ServiceState.num_slots.fget(service) == 8  # type: ignore[attr-defined]
+            await kill(several, 0, "stopped")
+            status, left = several.status, several.statuses[1]
+            assert status.num_blocks == status.num_free_blocks == left.num_blocks > 0
+            assert status.facts.chosen["replicas"].startswith("1 (1: cpu")
+            assert ServiceState.num_slots.fget(service) == 4  # type: ignore[attr-defined]
+
+    run(check())
+
+
+class Having:
+    """An engine with these adapters, which dies of changing them if it is told to."""
+
+    def __init__(self, *names: str) -> None:
+        self.status = EngineStatus(state="ready")
+        self.dies = False
+        self.has(names)
+
+    def has(self, names: Iterable[str]) -> None:
+        own = tuple(AdapterFacts(f"{name}@0", name, "folder", 1, 1, ()) for name in names)
+        self.status.facts = self.status.facts._replace(adapters=own)
+
+    async def change_adapter(self, name: str, path: str | None) -> None:
+        names = {own.name for own in self.status.facts.adapters}
+        if self.dies:
+            raise EngineDead("it died")
+        if (name in names) == (path is not None):
+            raise RequestError("not so")
+        self.has(names ^ {name})
+
+
+def test_an_adapter_that_an_engine_kept_by_dying_is_unloaded_again() -> None:
+    async def check() -> None:
+        engines: list[Any] = [Having("one") for _ in range(3)]
+        engines[1].dies = True
+        with pytest.raises(EngineDead):
+            await change_all(engines, "one", None)
+        assert [len(one.status.facts.adapters) for one in engines] == [0, 1, 0]
+        engines[1].dies = False
+        await change_all(engines, "one", None)
+        assert not engines[1].status.facts.adapters
+        with pytest.raises(RequestError):
+            await change_all(engines, "one", None)
 
     run(check())
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 from server import running
 
+from quire.engine.status import EngineStatus
+from quire.server.steps import steps
 from quire.simulation.law_file import read_law
 
 PROMPT = "Once upon a time there was a fox"
@@ -109,6 +114,15 @@ def test_the_law_of_steps_is_a_file_for_simulations(client: httpx.Client, tmp_pa
     known = read_law(tmp_path / "law.json")
     assert known.source == "calibrated by the server of demo on its own steps, without clients"
     assert known.law.seconds(known.law.values([(10, 1)], 1)) > 0
+
+
+def test_while_no_replica_runs_there_are_no_steps() -> None:
+    """Such as when all were given up, and others start in their places."""
+    several = SimpleNamespace(statuses={}, status=EngineStatus())
+    service: Any = SimpleNamespace(engine=several, replicas=several, first=0, first_status=several.status)
+    app = SimpleNamespace(state=SimpleNamespace(service=service))
+    request: Any = SimpleNamespace(app=app, query_params={})
+    assert json.loads(asyncio.run(steps(request)).body)["steps"] == []
 
 
 def test_without_ceilings_there_is_no_law() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -13,7 +16,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from server import running
 
 from quire.errors import ConfigError
+from quire.sampling_params import SamplingParams
 from quire.server.telemetry import Spans
+from quire.types import NewRequest
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 WORDS = {"model": "demo", "prompt": "Once upon a time, a fox found a lantern", "max_tokens": 8}
@@ -73,6 +78,34 @@ def test_a_request_is_a_span_of_its_clients_trace() -> None:
     assert max(end for _, end in ends) == root.end_time_unix_nano
     taken_s = (root.end_time_unix_nano - root.start_time_unix_nano) / 1e9
     assert taken_s == pytest.approx(values["gen_ai.latency.e2e"].double_value, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("path", "pooling", "operation"),
+    [
+        ("/v1/embeddings", "embed", "embeddings"),
+        ("/rerank", "score", "score"),
+        ("/v1/completions", "", "text_completion"),
+        ("/v1/messages", "", "chat"),
+    ],
+)
+def test_a_span_says_what_was_done(path: str, pooling: str, operation: str) -> None:
+    request = NewRequest("0", (1, 2), SamplingParams(), pooling=pooling)
+    prompt = SimpleNamespace(request=request, output=SimpleNamespace(outputs=[]))
+    names = ("prompt_tokens", "completion_tokens", "cached_tokens", "queue_ms", "ttft_ms", "total_ms")
+    timings = dict.fromkeys(names, 1.0)
+    handle: Any = SimpleNamespace(
+        prompts=[prompt], timings=lambda: timings, arrival_s=time.monotonic(), failure=None
+    )
+    with collector() as (url, received):
+        spans = Spans(url, "demo")
+        spans.record({"type": "http", "path": path, "headers": [], "endpoint": print}, handle)
+        spans.close()
+    (root,) = [span for span in spans_in(received) if not span.parent_span_id]
+    values = {one.key: one.value for one in root.attributes}
+    assert root.name == f"{operation} demo"
+    assert values["gen_ai.operation.name"].string_value == operation
+    assert ("gen_ai.request.temperature" in values) == (not pooling)
 
 
 def test_a_wrong_endpoint_is_refused() -> None:

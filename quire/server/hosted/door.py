@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+from starlette.applications import Starlette
 from starlette.datastructures import QueryParams
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,7 +23,7 @@ from quire.server.service import DRAIN_RETRY_S, QueueFull
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-FOREVER_S = float("inf")
+LONGEST_S, FOREVER_S = 1e12, float("inf")
 
 
 class Asked(msgspec.Struct):
@@ -38,15 +39,19 @@ _ASKED = msgspec.json.Decoder(Asked)
 
 class Door:
     """ASGI application of several models. `own` are the routes about all of them, `passed` those under the
-    paths of `own` that are for one model nevertheless.
+    paths of `own` that are for one model nevertheless. `every` has all routes, also those of models: it
+    answers what none of them is for.
 
     A request with a body is for the model that its `model` names, or else its query, which is loaded for it;
     one without a body for the loaded model that its query names, by default the one used last.
     """
 
-    def __init__(self, host: Host, own: ASGIApp, routes: Sequence[Route], passed: Sequence[Route]) -> None:
+    def __init__(
+        self, host: Host, own: ASGIApp, routes: Sequence[Route], passed: Sequence[Route], every: Starlette
+    ) -> None:
         self._host = host
         self._own = own
+        self._every = every
         self._routes = routes
         self._passed = passed
         self._num_bytes = 0  # of bodies that arrive, or wait for their model
@@ -54,6 +59,9 @@ class Door:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or (_match(self._routes, scope) and not _match(self._passed, scope)):
             await self._own(scope, receive, send)
+            return
+        if not any(route.matches(scope)[0] is Match.FULL for route in self._every.routes):
+            await self._every(scope, receive, send)  # a model is not loaded for that
             return
         try:
             if scope["method"] in SAFE_METHODS:
@@ -86,6 +94,7 @@ class Door:
                 return
             asked = await _asked(body)
             name = _name(asked)
+            keep_s = _seconds(asked.keep_alive) if scope["path"].startswith("/api/") else None
             model = self._host.find(_queried(scope) if name is None else name)
             left = asyncio.ensure_future(_until_left(receive))
             try:
@@ -93,7 +102,6 @@ class Door:
             except BaseException:
                 left.cancel()
                 raise
-        keep_s = _seconds(asked.keep_alive) if scope["path"].startswith("/api/") else None
         try:
             if model.app is not None and not left.done():
                 await model.app(scope, _replay(body, left), send)
@@ -186,7 +194,7 @@ def _seconds(keep_alive: Any) -> float | None:
     if keep_alive is None or isinstance(keep_alive, bool):
         return None
     if isinstance(keep_alive, int | float):
-        return float(keep_alive) if 0 <= keep_alive < FOREVER_S else FOREVER_S
+        return float(keep_alive) if 0 <= keep_alive < LONGEST_S else FOREVER_S
     text = str(keep_alive).strip()
     if text.startswith("-"):
         return FOREVER_S

@@ -70,7 +70,10 @@ def open_models(
         own = [*(page.routes if page is not None else ()), *ROUTES]
         own_app = Starlette(routes=own, exception_handlers=HANDLERS)
         prepare(own_app, host, metrics, routes_of(None), bool(keys))
-        door = Door(host, own_app, own, passed)
+        changing = adapters.ROUTES if config.load_adapters else ()
+        every = Starlette(routes=[*own, *routes_of(None), *passed, *changing], exception_handlers=HANDLERS)
+        every.router.redirect_slashes = False
+        door = Door(host, own_app, own, passed, every)
         secrets = (kept_secret(config, one.engine_config) for one in specs) if keys else ()
         secret = next((one for one in secrets if one is not None), None)
         open_paths = page.paths if page is not None else ()
