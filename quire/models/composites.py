@@ -27,6 +27,8 @@ COMPOSITES: dict[str, Composite] = {
         },
         tied=True,
     ),
+    "Qwen2VLForConditionalGeneration": Composite({"": "qwen2_vl_text"}, tied=False, flat=True),
+    "Qwen2_5_VLForConditionalGeneration": Composite({"": "qwen2_vl_text"}, tied=False, flat=True),
     "Qwen3VLForConditionalGeneration": Composite({"": "qwen3_vl_text"}, tied=False, tower=qwen3_vl_tower),
     "Qwen3VLMoeForConditionalGeneration": Composite(
         {"": "qwen3_vl_moe_text"}, tied=False, tower=qwen3_vl_tower

@@ -1,6 +1,6 @@
 """Llama 1, 2, 3 (arXiv:2302.13971, 2307.09288, 2407.21783), Mistral (2310.06825), Ministral 3, Qwen2
-(2407.10671), SmolLM3 and Seed-OSS: pre-norm blocks of attention and a gated MLP, which differ in biases,
-windows and rope.
+(2407.10671) and the text model of Qwen2-VL (2409.12191), SmolLM3 and Seed-OSS: pre-norm blocks of attention
+and a gated MLP, which differ in biases, windows and rope.
 """
 
 from __future__ import annotations
@@ -26,6 +26,13 @@ def seed_oss(b: Builder, cfg: ModelConfig, w: Names) -> Value:
 
 def qwen2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     return _decoder(b, cfg, w, qkv_bias=True, out_bias=False)
+
+
+def qwen2_vl(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    given = dict(cfg.rope_parameters())
+    if given.get("rope_type", given.get("type")) == "mrope":
+        given["rope_type"] = "default"
+    return _decoder(b, cfg, w, qkv_bias=True, given=given)
 
 
 # Default rope parameters of Ministral 3.
