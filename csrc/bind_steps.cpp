@@ -69,15 +69,15 @@ void bind_steps(nb::module_& m) {
       .def(
           "show",
           [](Job& job, int64_t slot, int64_t first, int64_t tokens, bool whole, double share,
-             const std::optional<Patches>& patches) {
-            Image image{first, tokens, 0, whole, {}, {}};
+             const std::optional<Patches>& patches, Numbers windows, Numbers places) {
+            Image image{first, tokens, 0, whole, {}, {}, std::move(windows), std::move(places)};
             if (patches) {
               image.patches.assign(patches->data(), patches->data() + patches->size());
               image.columns = (int64_t)patches->shape(1);
             }
             job.deltas.shown.push_back({slot, std::move(image), share});
           },
-          "slot"_a, "first"_a, "tokens"_a, "whole"_a, "share"_a, "patches"_a.none(),
+          "slot"_a, "first"_a, "tokens"_a, "whole"_a, "share"_a, "patches"_a.none(), "windows"_a, "places"_a,
           "An image whose `tokens` begin at position `first`, before a row computes the first of them; or, "
           "with slot -1, `share` of its encoding before any row does. Without patches it is the last one "
           "shown.")

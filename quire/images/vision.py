@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from quire.images.patches import Patching
+from quire.images.windows import Windows
 from quire.program.program import Program
 
 
@@ -16,7 +17,7 @@ class Vision:
     to the hidden states behind each of the first layers of the text model (`num_added` times). Prompts have
     one `token` for an image, which becomes as many as it has. What templates write for an image is replaced
     by other text first if `written` says so. Tokens of an image see each other in the text model if images
-    are `whole`, else those before them.
+    are `whole`, else those before them. A tower some of whose layers see only a window has `windows`.
     """
 
     program: Program
@@ -25,6 +26,7 @@ class Vision:
     num_added: int = 0
     written: tuple[str, str] | None = None
     whole: bool = False
+    windows: Windows | None = None
 
     def bounded(self, max_tokens: int) -> Vision:
         """Return this tower for images of at most so many tokens. Raises ConfigError if it cannot be."""

@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.errors import ConfigError
+from quire.images.vision import Vision
 from quire.models.config import Fields, ModelConfig
 from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, query_growth, rotate
+from quire.models.tower import place_images
+from quire.models.vision import by_place
 from quire.program import Builder, Names, Value
 
 
@@ -28,11 +31,14 @@ def qwen2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     return _decoder(b, cfg, w, qkv_bias=True, out_bias=False)
 
 
-def qwen2_vl(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+_SECTIONS = (16, 24, 24)  # of Qwen2-VL
+
+
+def qwen2_vl(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
     given = dict(cfg.rope_parameters())
     if given.get("rope_type", given.get("type")) == "mrope":
         given["rope_type"] = "default"
-    return _decoder(b, cfg, w, qkv_bias=True, given=given)
+    return _decoder(b, cfg, w, qkv_bias=True, given=given, vision=vision)
 
 
 # Default rope parameters of Ministral 3.
@@ -61,11 +67,17 @@ def _decoder(
     out_bias: bool = False,
     given: Mapping[str, Any] | None = None,
     grows: bool = False,
+    vision: Vision | None = None,
 ) -> Value:
-    """Record the layers, with the rope parameters `given` or those of config.json."""
+    """Record the layers, with the rope parameters `given` or those of config.json.
+
+    With `vision`, images have the places of their tokens, which rotate by three positions.
+    """
     given = cfg.rope_parameters() if given is None else given
     rope, growth = cfg.rope(given), query_growth(cfg, given) if grows else None
     x = embed_tokens(b, cfg, w)
+    if vision is not None:
+        x, rope = place_images(b, x), by_place(rope, cfg, _SECTIONS, in_chunks=True)
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)

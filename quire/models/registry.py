@@ -297,7 +297,7 @@ FAMILIES: dict[str, Family] = {
 }
 # Text models that only composites have, by their model_type
 TEXTS: dict[str, Family] = {
-    "qwen2_vl_text": Family(qwen2_vl, defaults.QWEN2_VL, from_max_window_layers),
+    "qwen2_vl_text": Family(qwen2_vl, defaults.QWEN2_VL, from_max_window_layers, seeing=qwen2_vl),
     "qwen3_vl_text": Family(qwen3_vl, defaults.QWEN3_VL, seeing=qwen3_vl),
     "qwen3_vl_moe_text": Family(qwen3_vl, defaults.QWEN3_VL_MOE, seeing=qwen3_vl),
 }

@@ -14,7 +14,15 @@ from quire.images.patches import MergedPatches
 from quire.images.vision import Vision
 from quire.models.config import Fields, ModelConfig
 from quire.models.pooling import attend_both
-from quire.models.tower import BICUBIC, embed_patches, normalization, theta_of, unquantized
+from quire.models.tower import (
+    BICUBIC,
+    CLIP,
+    embed_patches,
+    image_sizes,
+    normalization,
+    theta_of,
+    unquantized,
+)
 from quire.program import Builder, Names, Value, WeightSpec, ops
 from quire.program.rope import Rope
 
@@ -34,11 +42,6 @@ _QWEN3_VL = {
     "deepstack_visual_indexes": (),
 }
 _CORNERS, _AXES, _THETA = 4, 2, 10_000.0
-# Of a processor that does not say otherwise
-_CLIP = {
-    "image_mean": (0.48145466, 0.4578275, 0.40821073),
-    "image_std": (0.26862954, 0.26130258, 0.27577711),
-}
 
 
 def qwen3_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
@@ -74,17 +77,19 @@ def qwen3_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visi
     out = _merged(b, cfg, x, w / "merger", after=False)
     for more in found:
         out = b.record(ops.Join(b.value((out.width + more.width,), "L"), out, more)).out
-    scaled, resample = normalization({**_CLIP, **processor}), processor.get("resample", BICUBIC)
-    patching = MergedPatches(patch, merge, frames, side, *_sizes(processor), scaled, resample)
+    scaled, resample = normalization({**CLIP, **processor}), processor.get("resample", BICUBIC)
+    patching = MergedPatches(patch, merge, frames, side, *image_sizes(processor), scaled, resample)
     return Vision(unquantized(b.program(out)), patching, token, len(found))
 
 
-def by_place(rope: Rope, cfg: ModelConfig, sections: tuple[int, ...]) -> Rope:
+def by_place(rope: Rope, cfg: ModelConfig, sections: tuple[int, ...], *, in_chunks: bool = False) -> Rope:
     """Return a rope by three positions, for as many pairs each as config.json says (mrope_section)."""
     stated = cfg.rope_parameters().get("mrope_section", sections)
     if not isinstance(stated, list | tuple) or len(stated) != 3 or not all(type(n) is int for n in stated):
         raise ConfigError(f"config.json: mrope_section = {quoted(stated)} is not a list of three sizes")
-    return replace(rope, sections=tuple(stated))
+    if in_chunks and (min(stated) < 0 or sum(stated) != rope.dim // 2):
+        raise ConfigError(f"config.json: mrope_section = {quoted(stated)} is not of {rope.dim // 2} pairs")
+    return replace(rope, sections=tuple(stated), in_chunks=in_chunks)
 
 
 def _merged(b: Builder, cfg: Fields, x: Value, w: Names, *, after: bool) -> Value:
@@ -95,15 +100,3 @@ def _merged(b: Builder, cfg: Fields, x: Value, w: Names, *, after: bool) -> Valu
     x = b.layer_norm(x, w / "norm", _EPS) if after else x
     h = b.activation(b.linear(x, w / "linear_fc1", wide, bias=True), "gelu")
     return b.linear(h, w / "linear_fc2", cfg.size("out_hidden_size"), bias=True)
-
-
-def _sizes(processor: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the fewest and most pixels of a resized image."""
-    size = processor.get("size")
-    size = size if isinstance(size, Mapping) else {}
-    least = processor.get("min_pixels", size.get("shortest_edge", 56 * 56))
-    most = processor.get("max_pixels", size.get("longest_edge", 28 * 28 * 1280))
-    for value in (least, most):
-        if type(value) is not int or value < 1:
-            raise ConfigError(f"preprocessor_config.json: {quoted(value)} is not a number of pixels")
-    return least, most

@@ -56,10 +56,12 @@ def weights_of(program: Program, vision: Vision) -> dict[str, Dense]:
 
 
 def mild_weights(program: Program, vision: Vision) -> dict[str, Dense]:
-    """Random weights with smaller norms of heads, which are the only scale of scores in Gemma 4."""
+    """Random weights with smaller norms of heads, which are the only scale of scores in Gemma 4, and smaller
+    matrices of heads in the towers of Qwen, which have no such norms.
+    """
     weights = weights_of(program, vision)
     for name in weights:
-        if "q_norm" in name or "k_norm" in name:
+        if "q_norm" in name or "k_norm" in name or "attn.qkv" in name:
             weights[name] = Dense(weights[name].array * np.float32(0.4))
     return weights
 

@@ -11,7 +11,17 @@ import numpy as np
 from driver import ALL, Driver
 from seeing import Seeing, compute, mild_weights, whole
 from tiny import plain
-from tiny_vision import CONFIG, CONFIG3, CONFIG4, CONFIG4E, PROCESSOR, PROCESSOR3, PROCESSOR4
+from tiny_vision import (
+    CONFIG,
+    CONFIG2,
+    CONFIG3,
+    CONFIG4,
+    CONFIG4E,
+    CONFIG25,
+    PROCESSOR,
+    PROCESSOR3,
+    PROCESSOR4,
+)
 
 from quire.backends.backend import Capacity
 from quire.backends.cuda.accelerator import Accelerator
@@ -49,6 +59,13 @@ QWEN = _with(
     {"rope_parameters": _ROPE, "num_hidden_layers": 1},
     {"num_heads": 4, "depth": 1, "intermediate_size": 16},
 )
+# Windows of two tokens a side, whose heads are padded, beside a layer without; and sections in chunks.
+QWEN2 = _with(CONFIG2, {"num_hidden_layers": 1}, {"depth": 1, "mlp_ratio": 0.5})
+QWEN25 = _with(
+    CONFIG25,
+    {"num_hidden_layers": 1},
+    {"num_heads": 4, "depth": 2, "intermediate_size": 20, "window_size": 16},
+)
 GEMMA3 = _with(
     CONFIG3,
     {"query_pre_attn_scalar": 16, "sliding_window": 7},
@@ -73,6 +90,8 @@ GEMMA4_SMALL = _with(
 )
 SMALL_IMAGES: Json = PROCESSOR3 | {"size": {"height": 24, "width": 24}}
 MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and width of images
+    "qwen2_vl": (QWEN2, PROCESSOR, (16, 16)),
+    "qwen2_5_vl": (QWEN25, PROCESSOR, (24, 8)),
     "qwen3_vl": (QWEN, PROCESSOR, (16, 16)),
     "gemma3": (GEMMA3, SMALL_IMAGES, (24, 24)),
     "gemma4": (GEMMA4, PROCESSOR4, (12, 24)),
