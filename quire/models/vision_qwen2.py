@@ -54,7 +54,7 @@ def qwen2_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visi
     """Record the tower of Qwen2-VL: blocks with layer norms and an MLP without a gate."""
     cfg = _fields(raw, _QWEN2_VL)
     width, act = cfg.size("embed_dim"), str(cfg.get("hidden_act"))
-    inner = int(width * cfg.positive("mlp_ratio"))
+    inner = round(width * cfg.positive("mlp_ratio"))
 
     def mlp(b: Builder, h: Value, p: Names) -> Value:
         h = b.linear(h, p / "fc1", inner, bias=True)

@@ -17,7 +17,14 @@ from test_gguf_families import converted, metadata_of
 
 Arrays = dict[str, np.ndarray]
 _TOWER = re.compile(r"model\.(visual|vision_tower|multi_modal_projector|embed_vision)\.")
-_PROJECTORS = {"qwen3_vl": "qwen3vl_merger", "gemma3": "gemma3", "gemma4": "gemma4v"}
+_PROJECTORS = {
+    "qwen2_vl": "qwen2vl_merger",
+    "qwen2_5_vl": "qwen2.5vl_merger",
+    "qwen3_vl": "qwen3vl_merger",
+    "gemma3": "gemma3",
+    "gemma4": "gemma4v",
+}
+_TEXTS = {"qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"}
 _GEMMA4 = {
     "input_layernorm": "ln1",
     "post_attention_layernorm": "attn_post_norm",
@@ -50,6 +57,9 @@ _WHOLE = {
     "model.visual.patch_embed.proj": "v.patch_embd",
     "model.visual.pos_embed": "v.position_embd",
     "model.visual.merger.norm": "v.post_ln",
+    "model.visual.merger.ln_q": "v.post_ln",
+    "model.visual.merger.mlp.0": "mm.0",
+    "model.visual.merger.mlp.2": "mm.2",
     "model.visual.merger.linear_fc1": "mm.0",
     "model.visual.merger.linear_fc2": "mm.2",
     "model.vision_tower.embeddings.patch_embedding": "v.patch_embd",
@@ -111,7 +121,7 @@ def _text_model(folder: Path, config: dict[str, Any], arrays: Arrays) -> tuple[d
     kind, own = config["model_type"], config["text_config"]
     if kind == "gemma4":
         return converted_later(folder)
-    architecture = {"qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe", "gemma3": "gemma3"}[kind]
+    architecture = _TEXTS.get(kind, kind)
     plain = {name: array for name, array in arrays.items() if ".experts." not in name}
     tensors = converted(architecture, own, plain)
     for name in arrays.keys() - plain.keys():
@@ -160,8 +170,8 @@ def tower(config: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Array
     keys = {
         "image_size": own.get("image_size", 224),
         "patch_size": own["patch_size"],
-        "embedding_length": own["hidden_size"],
-        "feed_forward_length": own["intermediate_size"],
+        "embedding_length": own.get("embed_dim", own["hidden_size"]),
+        "feed_forward_length": own.get("intermediate_size", own["hidden_size"]),
         "projection_dim": config["text_config"]["hidden_size"],
         "block_count": own.get("num_hidden_layers", own.get("depth")),
         "attention.head_count": own.get("num_attention_heads", own.get("num_heads")),
@@ -173,6 +183,8 @@ def tower(config: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Array
         if kind == "qwen3_vl"
         else None,
     }
+    if whole := own.get("fullatt_block_indexes"):
+        keys |= {"n_wa_pattern": whole[0] + 1, "window_size": own["window_size"]}
     if kind == "gemma3":
         keys["projector.scale_factor"] = own["image_size"] // own["patch_size"] // 4
     stated = {f"clip.vision.{key}": value for key, value in keys.items()}
@@ -198,6 +210,9 @@ def _tensors_of(own: dict[str, Any], name: str, array: np.ndarray) -> Arrays:
         return {f"{_WHOLE[module]}.{end}": array + 1 if "soft_emb_norm" in module else array}
     found = re.fullmatch(r".*(blocks|layers|deepstack_merger_list)\.(\d+)\.(.+?)(?:\.linear)?", module)
     assert found, name
+    if found[3] == "attn.qkv" and "deepstack_visual_indexes" not in own:  # converters divide it
+        parts = zip("qkv", np.split(array, 3), strict=True)
+        return {f"v.blk.{found[2]}.attn_{part}.{end}": third for part, third in parts}
     names = {**{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"}, **_GEMMA4, **_QWEN, **_SIGLIP}
     layer = f"v.blk.{found[2]}"
     if found[1] == "deepstack_merger_list":
