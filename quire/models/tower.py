@@ -59,8 +59,9 @@ def image_sizes(processor: Mapping[str, Any]) -> tuple[int, int]:
     """Return the fewest and most pixels of a resized image."""
     size = processor.get("size")
     size = size if isinstance(size, Mapping) else {}
-    least = processor.get("min_pixels", size.get("shortest_edge", 56 * 56))
-    most = processor.get("max_pixels", size.get("longest_edge", 28 * 28 * 1280))
+    stated = {key: value for key, value in {**size, **processor}.items() if value is not None}
+    least = stated.get("min_pixels", stated.get("shortest_edge", 56 * 56))
+    most = stated.get("max_pixels", stated.get("longest_edge", 28 * 28 * 1280))
     for value in (least, most):
         if type(value) is not int or value < 1:
             raise ConfigError(f"preprocessor_config.json: {quoted(value)} is not a number of pixels")

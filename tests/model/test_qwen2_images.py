@@ -251,5 +251,7 @@ def test_an_older_processor_states_numbers_of_pixels(folders: dict[str, Path]) -
     config = json.loads((folders["qwen2_vl"] / "config.json").read_text())
     vision = read_model(config, {**stated, "min_pixels": 512, "max_pixels": 640}).vision
     assert vision is not None
+    unstated = {**PROCESSOR, "min_pixels": None, "max_pixels": None}
+    assert tower(CONFIG2, unstated).patching.size == tower(CONFIG2).patching.size
     assert vision.patching.size.of(100, 10) == (80, 8)
     assert vision.patching.most == (40, 10)
