@@ -69,8 +69,8 @@ void bind_steps(nb::module_& m) {
       .def(
           "show",
           [](Job& job, int64_t slot, int64_t first, int64_t rows, int64_t line, int64_t gap, bool whole,
-             double share, const std::optional<Patches>& patches) {
-            Image image{first, rows, line, gap, whole};
+             double share, const std::optional<Patches>& patches, Numbers windows, Numbers places) {
+            Image image{first, rows, line, gap, whole, std::move(windows), std::move(places)};
             if (patches) {
               image.patches.assign(patches->data(), patches->data() + patches->size());
               image.columns = (int64_t)patches->shape(1);
@@ -78,6 +78,7 @@ void bind_steps(nb::module_& m) {
             job.deltas.shown.push_back({slot, std::move(image), share});
           },
           "slot"_a, "first"_a, "rows"_a, "line"_a, "gap"_a, "whole"_a, "share"_a, "patches"_a.none(),
+          "windows"_a, "places"_a,
           "An image whose tokens, `rows` of `line` with `gap` others between two rows, begin at position "
           "`first`, before a row computes the first of them; or, with slot -1, `share` of its encoding "
           "before any row does. Without patches it is the last one shown.")

@@ -175,7 +175,7 @@ NB_MODULE(_core, m) {
       .def("attend_latents", &Native::attend_latents, "out"_a, "q"_a, "q_rest"_a, "cache"_a, "layer"_a,
            "heads"_a, "scale"_a)
       .def("attend_rows", &Native::attend_rows, "out"_a, "q"_a, "k"_a, "v"_a, "heads"_a, "groups"_a, "dim"_a,
-           "value_dim"_a, "scale"_a, "reach"_a, "biases"_a.none(), "first_after"_a, "halves"_a)
+           "value_dim"_a, "scale"_a, "reach"_a, "biases"_a.none(), "first_after"_a, "halves"_a, "windowed"_a)
       .def("linear_by_head", &Native::linear_by_head, "rows"_a, "out"_a, "x"_a, "weight"_a)
       .def("restore_states", &Native::restore_states, "cache"_a)
       .def("convolve", &Native::convolve, "out"_a, "x"_a, "cache"_a, "layer"_a, "weight"_a, "bias"_a.none(),

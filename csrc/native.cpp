@@ -4,16 +4,16 @@ namespace quire {
 
 void Native::attend_rows(int64_t out, int64_t q, int64_t k, int64_t v, int64_t heads, int64_t groups,
                          int64_t dim, int64_t value_dim, float scale, int64_t reach,
-                         std::optional<Floats> biases, int64_t first_after, bool halves) {
-  auto& own = row_caches_[{groups, dim, value_dim}];
+                         std::optional<Floats> biases, int64_t first_after, bool halves, bool windowed) {
+  auto& own = row_caches_[{groups, dim, value_dim, windowed}];
   const KVFormat format = halves ? KVFormat::bf16 : KVFormat::f32;
   if (!own) own = std::make_shared<RowCache>(format, groups, dim, value_dim);
-  executor_.add(std::make_unique<WriteKV>(k, v, own->layer(), KVPlace{-1, own}));
+  executor_.add(std::make_unique<WriteKV>(k, v, own->layer(), KVPlace{-1, own, windowed}));
   Attention how{own->layer(), heads, groups, scale, reach, 0, nullptr, false, true};
   how.biases = of_scores_.keep(biases);
   how.num_biases = biases ? (int64_t)biases->size() / heads : 0;
   how.first_after = first_after;
-  add_attention(Count::tokens, q, -1, out, how, {-1, own});
+  add_attention(Count::tokens, q, -1, out, how, {-1, own, windowed});
 }
 
 nb::ndarray<nb::numpy, float, nb::ndim<2>> Native::run(

@@ -295,11 +295,11 @@ class Native {
     add_attention(Count::tokens, q, q_rest, out, how, {cache->group()});
     caches_.push_back(std::move(cache));
   }
-  // Of q over the k and v of the same row, on both sides of each token; `reach` 0: over all of it. With
-  // `halves` keys and values are kept in bfloat16.
+  // Of q over the k and v of the same row, or if `windowed` the same window, on both sides of each token;
+  // `reach` 0: over all of it. With `halves` keys and values are kept in bfloat16.
   void attend_rows(int64_t out, int64_t q, int64_t k, int64_t v, int64_t heads, int64_t groups, int64_t dim,
                    int64_t value_dim, float scale, int64_t reach, std::optional<Floats> biases,
-                   int64_t first_after, bool halves);
+                   int64_t first_after, bool halves, bool windowed);
   void linear_by_head(const std::string& rows, int64_t out, int64_t x, MatrixPtr weight) {
     auto of = std::make_shared<HeadProducts>(HeadProducts{std::move(weight), count(rows), {}});
     executor_.add(std::make_unique<PackByHead>(of, x));
@@ -387,7 +387,7 @@ class Native {
   std::shared_ptr<Memory> packed_ = std::make_shared<Memory>(), deltas_ = std::make_shared<Memory>();
   std::vector<std::shared_ptr<KVCache>> caches_;  // keeps alive what ops refer to
   std::vector<std::shared_ptr<StateCache>> states_;
-  std::map<std::array<int64_t, 3>, std::shared_ptr<RowCache>> row_caches_;  // by heads and sizes
+  std::map<std::array<int64_t, 4>, std::shared_ptr<RowCache>> row_caches_;  // by sizes, and if of windows
   KeptNumbers of_scores_;                                                   // sinks and biases of attention
   std::vector<RopeTable*> ropes_;
   Multiply* multiply_ = nullptr;

@@ -37,7 +37,7 @@ void RowCache::prepare(const Batch& batch) {
 }
 
 void WriteKV::prepare(const Step& step) {
-  const Batch& batch = step.batch;
+  const Batch& batch = place_.of(step.batch);
   if (place_.own) place_.own->prepare(batch);
   ends_.clear();
   int64_t first = 0;
@@ -52,7 +52,7 @@ void WriteKV::prepare(const Step& step) {
 }
 
 void WriteKV::run(const Step& step, int64_t task, int) {
-  const Batch& batch = step.batch;
+  const Batch& batch = place_.of(step.batch);
   const int64_t first = task > 0 ? ends_[(size_t)task - 1] : 0, last = ends_[(size_t)task];
   const int64_t values = cache_->heads * cache_->value_dim;
   const int64_t keys = cache_->heads * cache_->dim - (cache_->latent ? values : 0);
@@ -67,7 +67,7 @@ void WriteKV::run(const Step& step, int64_t task, int) {
 }
 
 void Attend::prepare(const Step& step) {
-  list_runs(step.batch);
+  list_runs(place_.of(step.batch));
   list_tiles();
   cut_tiles(step.threads);
   list_pieces();
@@ -161,7 +161,7 @@ void Attend::list_pieces() {
 
 AttentionUnit Attend::unit(const Step& step, const Piece& piece) const {
   const Tile& tile = tiles_[(size_t)piece.tile];
-  const Batch& batch = step.batch;
+  const Batch& batch = place_.of(step.batch);
   const KVLayer& cache = *how_.cache;
   const int64_t heads = tile.first * how_.heads, rest = cache.dim - cache.value_dim;
   const int64_t first = tile.segments * piece.number / tile.pieces;

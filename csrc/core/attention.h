@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <stdexcept>
 #include <vector>
 
 #include "../kernels/attention.h"
@@ -35,11 +36,19 @@ class RowCache {
   Memory keys_, values_;
 };
 
-// Where the keys and values of a step are: in the blocks of a cache group, or in `own`.
+// Where the keys and values of a step are: in the blocks of a cache group, or in `own`, which may be of the
+// windows of a tower.
 struct KVPlace {
   int64_t group;
   std::shared_ptr<RowCache> own = nullptr;
+  bool windowed = false;
 
+  // Returns the batch whose sequences see themselves alone.
+  const Batch& of(const Batch& batch) const {
+    if (!windowed) return batch;
+    if (!batch.windows) throw std::invalid_argument("this batch brings no windows");
+    return *batch.windows;
+  }
   const int64_t* table(const Batch& batch, int64_t sequence) const {
     return own ? own->table(sequence) : batch.table(group, sequence);
   }

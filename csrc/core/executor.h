@@ -46,6 +46,8 @@ struct Batch {
   const float* const* image_rows = nullptr;
   // [tokens], the ends of what tokens see, where some see more than the positions up to their own; or null.
   const int64_t* visible_ends = nullptr;
+  // The same tokens with the windows of a tower as sequences; or null.
+  const Batch* windows = nullptr;
 
   const int64_t* table(int64_t group, int64_t sequence) const { return tables[group * sequences + sequence]; }
 };

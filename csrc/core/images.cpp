@@ -12,6 +12,8 @@ void Tower::encode(Image& image, double share) {
   if (share < 1) return;
   const float* found = executor_.buffer(output_);
   image.embedded.assign(found, found + image.tokens() * width_);
+  for (size_t token = 0; token < places_.size(); ++token)
+    std::copy_n(found + places_[token] * width_, width_, image.embedded.data() + (int64_t)token * width_);
 }
 
 void Tower::begin(Image& image) {
@@ -24,6 +26,18 @@ void Tower::begin(Image& image) {
   const int64_t *places = positions_.data(), *zero = zeros_.data();
   batch_ = {patches, 1, image.tokens(), zero, places, offsets_.data(), nullptr, zero, zero, places};
   batch_.hidden = patches_.data();
+  places_ = std::move(image.places);
+  windows_ = std::move(image.windows);
+  if (!windows_.empty()) {
+    within_.resize((size_t)patches);
+    for (size_t window = 0; window + 1 < windows_.size(); ++window)
+      std::iota(within_.begin() + windows_[window], within_.begin() + windows_[window + 1], 0);
+    by_window_ = batch_;
+    by_window_.sequences = (int64_t)windows_.size() - 1;
+    by_window_.positions = within_.data();
+    by_window_.row_offsets = windows_.data();
+    batch_.windows = &by_window_;
+  }
   executor_.begin(batch_);
 }
 

@@ -13,10 +13,12 @@ namespace quire {
 
 // An image of a slot. Its tokens, `rows` of `line`, begin at position `first`; between two rows are `gap`
 // others. The tower takes `patches` of `columns` numbers, and gave `embedded` [tokens, width]. Tokens of a
-// `whole` one see each other.
+// `whole` one see each other. A tower with windows takes these one after the other: `windows` are where their
+// patches begin, and the end, `places` which of its rows each token has; both are empty otherwise.
 struct Image {
   int64_t first, rows, line, gap;
   bool whole;
+  std::vector<int64_t> windows = {}, places = {};
   int64_t columns = 0;
   Vector patches = {}, embedded = {};
 
@@ -59,8 +61,8 @@ class Tower {
   int64_t output_, width_;
   // Of the image begun last
   Vector patches_;
-  std::vector<int64_t> zeros_, positions_, offsets_;
-  Batch batch_{};
+  std::vector<int64_t> zeros_, positions_, offsets_, windows_, within_, places_;
+  Batch batch_{}, by_window_{};
 };
 
 // out = x, with what the batch brings for the tokens of images in its place, or added to it: columns from

@@ -119,8 +119,10 @@ class SlotImages(Generic[Kept]):
         slot, image, share, begun = encoding
         run, self._run = self._run, None  # what fails begins anew
         if run is None or not begun:
-            patches = self._vision.patching.patches(pixels_of(image))
-            run = self._begin(batch_of(patches, image.num_tokens))
+            windows = (
+                None if (own := self._vision.windows) is None else own.offsets(image.rows, image.columns)
+            )
+            run = self._begin(batch_of(patches_of(self._vision, image), image.num_tokens, windows))
         run.advance(share)
         self._run = run
         if slot >= 0:
@@ -135,8 +137,10 @@ class SlotImages(Generic[Kept]):
                 places = np.arange(max(image.first, row.start), min(image.end, end))
                 y, x = np.divmod(places - image.first, image.columns + image.gap)
                 own = x < image.columns
-                tokens, rows_of = places[own] - row.start + offset, (y * image.columns + x)[own]
-                found.append(SeenTokens(tokens, embedded, rows_of))
+                tokens, given = places[own] - row.start + offset, (y * image.columns + x)[own]
+                if (windows := self._vision.windows) is not None:
+                    given = windows.places(image.rows, image.columns)[given]
+                found.append(SeenTokens(tokens, embedded, given))
             if row.slot in self._embedded:
                 left = [own for own in self._embedded[row.slot] if own[0].end > end]
                 self._embedded[row.slot] = left
@@ -169,8 +173,25 @@ def pixels_of(image: PromptImage) -> np.ndarray:
     return np.frombuffer(image.pixels, np.uint8).reshape(image.height, image.width, 3)
 
 
-def batch_of(patches: np.ndarray, num_tokens: int) -> Batch:
-    """Return the batch of an image for its tower."""
+def patches_of(vision: Vision, image: PromptImage) -> np.ndarray:
+    """Return the patches of an image in the order that its tower takes, [T, columns] float32."""
+    found = vision.patching.patches(pixels_of(image))
+    if vision.windows is None:
+        return found
+    by_token = found.reshape(image.num_tokens, -1, found.shape[1])
+    return by_token[vision.windows.order(image.rows, image.columns)].reshape(found.shape)
+
+
+def windows_of(vision: Vision, image: PromptImage) -> tuple[list[int], list[int]]:
+    """Return where the windows of an image begin, and its tokens in what the tower gives; or nothing."""
+    if vision.windows is None:
+        return [], []
+    size = image.rows, image.columns
+    return vision.windows.offsets(*size).tolist(), vision.windows.places(*size).tolist()
+
+
+def batch_of(patches: np.ndarray, num_tokens: int, windows: np.ndarray | None = None) -> Batch:
+    """Return the batch of an image for its tower, with the offsets of its windows if it has any."""
     count, zero = len(patches), np.zeros(1, np.int64)
     return Batch(
         token_ids=np.zeros(count, np.int64),
@@ -183,4 +204,5 @@ def batch_of(patches: np.ndarray, num_tokens: int) -> Batch:
         logit_rows=np.arange(num_tokens),
         block_size=1,
         patches=patches,
+        windows=windows,
     )

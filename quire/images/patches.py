@@ -66,7 +66,7 @@ class MergedPatches:
     """Squares of `merge` x `merge` patches become one token (Qwen-VL). An image keeps its proportions.
 
     Patches of one square follow one another. Each is repeated `frames` times, as if it were a film. Learned
-    positions are those of a square of `side` x `side`, stretched over the image.
+    positions are those of a square of `side` x `side`, stretched over the image; there are none if it is 0.
     """
 
     patch: int
@@ -98,7 +98,8 @@ class MergedPatches:
     def patches(self, pixels: np.ndarray) -> np.ndarray:
         cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
         cut = cut[:, :, None].repeat(self.frames, axis=2).reshape(len(cut), -1)
-        places = (*self._mixed(y, x, int(y.max()) + 1, int(x.max()) + 1), y, x)
+        mixed = self._mixed(y, x, int(y.max()) + 1, int(x.max()) + 1) if self.side else []
+        places = (*mixed, y, x)
         return np.concatenate([cut, np.stack(places, axis=1)], axis=1, dtype=np.float32)
 
     def _mixed(self, y: np.ndarray, x: np.ndarray, rows: int, columns: int) -> list[np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from quire.images.patches import Patching
+from quire.images.windows import Windows
 from quire.program.program import Program
 
 
@@ -17,7 +18,7 @@ class Vision:
     one `token` for an image, which becomes as many as it has. What templates write for an image is replaced
     by other text first if `written` says so. `row_ends` are the tokens, as the tokenizer names them, that
     follow each row of an image, and the last one. Tokens of an image see each other in the text model if
-    images are `whole`, else those before them.
+    images are `whole`, else those before them. A tower some of whose layers see only a window has `windows`.
     """
 
     program: Program
@@ -27,6 +28,7 @@ class Vision:
     written: tuple[str, str] | None = None
     whole: bool = False
     row_ends: tuple[str, str] | None = None
+    windows: Windows | None = None
 
     def bounded(self, max_tokens: int) -> Vision:
         """Return this tower for images of at most so many tokens. Raises ConfigError if it cannot be."""

@@ -17,8 +17,9 @@ Tower = Callable[
 TEXT, _VISION = "text_config", "vision_config"
 # Steps that are done for every image, or for none
 _ONLY = {"do_resize": True, "do_pan_and_scan": False}
+_TIED = "tie_word_embeddings"
 # Fields of the whole model, which take precedence over those of the text model
-_OF_THE_WHOLE = ("tie_word_embeddings", "eos_token_id")
+_OF_THE_WHOLE = (_TIED, "eos_token_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,15 @@ class Composite:
     `texts` are the architectures of its text model, by the `model_type` in text_config, the first if there is
     none; that under "" is meant by any other. `tied` is the default of tie_word_embeddings. `left_out` are
     the parts that are not computed, by the fields that describe them. `tower` records the one for images.
+    Of a `flat` one, older files have the fields of the text model beside the others, and newer ones may tie
+    its embeddings in text_config.
     """
 
     texts: Mapping[str, str]
     tied: bool
     left_out: Mapping[str, LeftOut] = field(default_factory=lambda: {_VISION: VISION})
     tower: Tower | None = None
+    flat: bool = False
 
     def vision(self, raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision | None:
         """Record the vision tower that config.json describes.
@@ -58,7 +62,7 @@ class Composite:
 
     def text(self, raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return the text model's architecture and its own config.json. Raises ConfigError if unknown."""
-        text = raw.get(TEXT)
+        text = raw if self.flat and TEXT not in raw else raw.get(TEXT)
         if not isinstance(text, Mapping):
             problem = f"config.json: {TEXT} = {quoted(text)} is not an object"
             raise ConfigError(problem, "a composite checkpoint describes its text model there")
@@ -70,4 +74,6 @@ class Composite:
             problem = f"config.json: the text model {quoted(kind)} of {TEXT} is not supported"
             raise ConfigError(problem, f"{near} {known}" if near else known)
         whole = {name: raw[name] for name in _OF_THE_WHOLE if name in raw}
-        return architecture, {**text, "tie_word_embeddings": self.tied, **whole}
+        if self.flat and text.get(_TIED):
+            whole[_TIED] = text[_TIED]
+        return architecture, {**text, _TIED: self.tied, **whole}

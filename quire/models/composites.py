@@ -8,6 +8,7 @@ from quire.models.vision import qwen3_vl_tower
 from quire.models.vision_gemma import gemma3_tower
 from quire.models.vision_gemma4 import gemma4_tower
 from quire.models.vision_pixtral import pixtral_tower
+from quire.models.vision_qwen2 import qwen2_5_vl_tower, qwen2_vl_tower
 
 _TOWERS = {"vision_config": VISION, "audio_config": AUDIO}
 COMPOSITES: dict[str, Composite] = {
@@ -28,6 +29,12 @@ COMPOSITES: dict[str, Composite] = {
         },
         tied=True,
         tower=pixtral_tower,
+    ),
+    "Qwen2VLForConditionalGeneration": Composite(
+        {"": "qwen2_vl_text"}, tied=False, tower=qwen2_vl_tower, flat=True
+    ),
+    "Qwen2_5_VLForConditionalGeneration": Composite(
+        {"": "qwen2_vl_text"}, tied=False, tower=qwen2_5_vl_tower, flat=True
     ),
     "Qwen3VLForConditionalGeneration": Composite({"": "qwen3_vl_text"}, tied=False, tower=qwen3_vl_tower),
     "Qwen3VLMoeForConditionalGeneration": Composite(

@@ -96,6 +96,18 @@ QWEN2: Defaults = {
     "max_window_layers": 28,
     "layer_types": None,
 }
+QWEN2_VL: Defaults = {
+    **QWEN2,
+    "vocab_size": 152064,
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1_000_000.0,
+    "max_window_layers": 80,
+}
 QWEN3: Defaults = {**QWEN2, **_BIAS, "head_dim": 128}
 QWEN3_MOE: Defaults = {
     **PLAIN,

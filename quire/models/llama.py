@@ -1,6 +1,6 @@
 """Llama 1, 2, 3 (arXiv:2302.13971, 2307.09288, 2407.21783), Mistral (2310.06825), Ministral 3, Qwen2
-(2407.10671), SmolLM3 and Seed-OSS: pre-norm blocks of attention and a gated MLP, which differ in biases,
-windows and rope.
+(2407.10671) and the text model of Qwen2-VL (2409.12191), SmolLM3 and Seed-OSS: pre-norm blocks of attention
+and a gated MLP, which differ in biases, windows and rope.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from quire.images.vision import Vision
 from quire.models.config import Fields, ModelConfig
 from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, query_growth, rotate
 from quire.models.tower import place_images
+from quire.models.vision import by_place
 from quire.program import Builder, Names, Value
 
 
@@ -28,6 +29,16 @@ def seed_oss(b: Builder, cfg: ModelConfig, w: Names) -> Value:
 
 def qwen2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     return _decoder(b, cfg, w, qkv_bias=True, out_bias=False)
+
+
+_SECTIONS = (16, 24, 24)  # of Qwen2-VL
+
+
+def qwen2_vl(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
+    given = dict(cfg.rope_parameters())
+    if given.get("rope_type", given.get("type")) == "mrope":
+        given["rope_type"] = "default"
+    return _decoder(b, cfg, w, qkv_bias=True, given=given, vision=vision, sections=_SECTIONS)
 
 
 # Default rope parameters of Ministral 3.
@@ -57,13 +68,19 @@ def _decoder(
     given: Mapping[str, Any] | None = None,
     grows: bool = False,
     vision: Vision | None = None,
+    sections: tuple[int, ...] = (),
 ) -> Value:
-    """Record the layers, with the rope parameters `given` or those of config.json."""
+    """Record the layers, with the rope parameters `given` or those of config.json.
+
+    With `vision`, embeddings of images are in the places of their tokens; these rotate by three positions if
+    `sections` says for how many pairs each.
+    """
     given = cfg.rope_parameters() if given is None else given
     rope, growth = cfg.rope(given), query_growth(cfg, given) if grows else None
     x = embed_tokens(b, cfg, w)
     if vision is not None:
         x = place_images(b, x)
+        rope = by_place(rope, cfg, sections, in_chunks=True) if sections else rope
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)

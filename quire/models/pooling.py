@@ -97,8 +97,12 @@ def attend_both(
     reach: int | None = None,
     scale: float | None = None,
     biases: Distances | None = None,
+    window: int | None = None,
 ) -> Value:
-    """Attend from q over k and v of the same text, [T, heads, dim] each, on both sides of each token."""
+    """Attend from q over k and v of the same text, [T, heads, dim] each, on both sides of each token.
+
+    Or within windows of so many tokens at most, as the batch has them.
+    """
     (heads, dim), (groups, _), (_, value_dim) = q.shape, k.shape, v.shape
     if heads % groups:
         raise ConfigError(f"{heads} query heads cannot share {groups} key heads evenly")
@@ -106,7 +110,7 @@ def attend_both(
         raise ConfigError(f"tokens that see {reach} positions on either side are not supported")
     out = b.value((heads * value_dim,))
     scale = dim**-0.5 if scale is None else scale
-    return b.record(ops.RowAttention(out, q, k, v, scale, reach, biases)).out
+    return b.record(ops.RowAttention(out, q, k, v, scale, reach, biases, window)).out
 
 
 def embed_segments(b: Builder, w: Names, count: int, hidden_size: int, separator: int) -> Value:

@@ -19,6 +19,11 @@ CLIP = {
     "image_std": (0.26862954, 0.26130258, 0.27577711),
 }
 _ROPES = ("axial", "default")  # names of rotations by place
+# Of a processor that does not say otherwise
+CLIP = {
+    "image_mean": (0.48145466, 0.4578275, 0.40821073),
+    "image_std": (0.26862954, 0.26130258, 0.27577711),
+}
 
 
 def embed_patches(b: Builder, given: Value, w: Names, shape: tuple[int, ...], *, bias: bool = True) -> Value:
@@ -28,6 +33,14 @@ def embed_patches(b: Builder, given: Value, w: Names, shape: tuple[int, ...], *,
     added = WeightSpec(w / "bias", shape[:1], (w / "bias",)) if bias else None
     x = b.slice(given, 0, pixels)
     return b.record(ops.Linear(b.value(shape[:1]), x, weight, added)).out
+
+
+def require_same(processor: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    """Raise ConfigError if a processor states other sizes than a tower has."""
+    for name, value in sizes.items():
+        if (other := processor.get(name, value)) != value:
+            problem = f"{name} = {quoted(other)}, but the vision tower has {value}"
+            raise ConfigError(f"preprocessor_config.json: {problem}")
 
 
 def normalization(processor: Mapping[str, Any]) -> Normalization:
@@ -45,6 +58,19 @@ def normalization(processor: Mapping[str, Any]) -> Normalization:
             problem = f"preprocessor_config.json: {name} = {quoted(processor.get(name))} is not usable"
             raise ConfigError(problem)
     return Normalization(factor, tuple(mean), tuple(std))
+
+
+def image_sizes(processor: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the fewest and most pixels of a resized image."""
+    size = processor.get("size")
+    size = size if isinstance(size, Mapping) else {}
+    stated = {key: value for key, value in {**size, **processor}.items() if value is not None}
+    least = stated.get("min_pixels", stated.get("shortest_edge", 56 * 56))
+    most = stated.get("max_pixels", stated.get("longest_edge", 28 * 28 * 1280))
+    for value in (least, most):
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"preprocessor_config.json: {quoted(value)} is not a number of pixels")
+    return least, most
 
 
 def theta_of(cfg: Fields, default: float) -> float:

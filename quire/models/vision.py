@@ -14,7 +14,15 @@ from quire.images.patches import MergedPatches
 from quire.images.vision import Vision
 from quire.models.config import Fields, ModelConfig
 from quire.models.pooling import attend_both
-from quire.models.tower import BICUBIC, CLIP, embed_patches, normalization, theta_of, unquantized
+from quire.models.tower import (
+    BICUBIC,
+    CLIP,
+    embed_patches,
+    image_sizes,
+    normalization,
+    theta_of,
+    unquantized,
+)
 from quire.program import Builder, Names, Value, WeightSpec, ops
 from quire.program.rope import Rope
 
@@ -70,16 +78,18 @@ def qwen3_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visi
     for more in found:
         out = b.record(ops.Join(b.value((out.width + more.width,), "L"), out, more)).out
     scaled, resample = normalization({**CLIP, **processor}), processor.get("resample", BICUBIC)
-    patching = MergedPatches(patch, merge, frames, side, *_sizes(processor), scaled, resample)
+    patching = MergedPatches(patch, merge, frames, side, *image_sizes(processor), scaled, resample)
     return Vision(unquantized(b.program(out)), patching, token, len(found))
 
 
-def by_place(rope: Rope, cfg: ModelConfig, sections: tuple[int, ...]) -> Rope:
+def by_place(rope: Rope, cfg: ModelConfig, sections: tuple[int, ...], *, in_chunks: bool = False) -> Rope:
     """Return a rope by three positions, for as many pairs each as config.json says (mrope_section)."""
     stated = cfg.rope_parameters().get("mrope_section", sections)
     if not isinstance(stated, list | tuple) or len(stated) != 3 or not all(type(n) is int for n in stated):
         raise ConfigError(f"config.json: mrope_section = {quoted(stated)} is not a list of three sizes")
-    return replace(rope, sections=tuple(stated))
+    if in_chunks and (min(stated) < 0 or sum(stated) != rope.dim // 2):
+        raise ConfigError(f"config.json: mrope_section = {quoted(stated)} is not of {rope.dim // 2} pairs")
+    return replace(rope, sections=tuple(stated), in_chunks=in_chunks)
 
 
 def _merged(b: Builder, cfg: Fields, x: Value, w: Names, *, after: bool) -> Value:
@@ -90,15 +100,3 @@ def _merged(b: Builder, cfg: Fields, x: Value, w: Names, *, after: bool) -> Valu
     x = b.layer_norm(x, w / "norm", _EPS) if after else x
     h = b.activation(b.linear(x, w / "linear_fc1", wide, bias=True), "gelu")
     return b.linear(h, w / "linear_fc2", cfg.size("out_hidden_size"), bias=True)
-
-
-def _sizes(processor: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the fewest and most pixels of a resized image."""
-    size = processor.get("size")
-    size = size if isinstance(size, Mapping) else {}
-    least = processor.get("min_pixels", size.get("shortest_edge", 56 * 56))
-    most = processor.get("max_pixels", size.get("longest_edge", 28 * 28 * 1280))
-    for value in (least, most):
-        if type(value) is not int or value < 1:
-            raise ConfigError(f"preprocessor_config.json: {quoted(value)} is not a number of pixels")
-    return least, most

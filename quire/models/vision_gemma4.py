@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from quire.errors import ConfigError, quoted
+from quire.errors import ConfigError
 from quire.images.patches import BudgetedPatches
 from quire.images.vision import Vision
 from quire.models.config import MAX_HEAD_DIM, Fields
 from quire.models.defaults_gemma4 import GEMMA4
 from quire.models.pooling import attend_both
-from quire.models.tower import BICUBIC, doubled, normalization, theta_of, unquantized
+from quire.models.tower import BICUBIC, doubled, normalization, require_same, theta_of, unquantized
 from quire.program import Builder, Names, Rows, Value, WeightSpec, ops
 
 _TOWER = {
@@ -76,11 +76,7 @@ def seen(b: Builder, x: Value, raw: Mapping[str, Any], patching: BudgetedPatches
 def _patching(cfg: Fields, processor: Mapping[str, Any]) -> BudgetedPatches:
     """Return how images are resized and cut. Raises ConfigError for what is not supported."""
     patch, merge = cfg.size("patch_size"), cfg.size("pooling_kernel_size")
-    own = {"patch_size": patch, "pooling_kernel_size": merge}
-    for name, value in own.items():
-        if (other := processor.get(name, value)) != value:
-            problem = f"{name} = {quoted(other)}, but the vision tower has {value}"
-            raise ConfigError(f"preprocessor_config.json: {problem}")
+    require_same(processor, {"patch_size": patch, "pooling_kernel_size": merge})
     most = Fields({"max_soft_tokens": _MOST_TOKENS, **processor}).size("max_soft_tokens")
     side = cfg.size("position_embedding_size")
     if most * merge > side:

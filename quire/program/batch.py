@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +38,9 @@ class Batch:
     saved: tuple[Snapshot, ...] = ()  # states saved as rows pass their positions
     hidden: np.ndarray | None = None  # [T, width], of the position before each token, for a prediction layer
     patches: np.ndarray | None = None  # [T, columns], the tokens of a vision tower
+    windows: Ints | None = (
+        None  # [W + 1], of these, offsets as in row_offsets: some layers see a window alone
+    )
     image_tokens: Ints | None = None  # [n], the tokens of images, in order
     image_embeddings: np.ndarray | None = None  # [n, width], what their tower gave for these
     image_addresses: Ints | None = None  # [ranks, n], where each accelerator has these instead
@@ -53,6 +56,20 @@ class Batch:
     def token_rows(self) -> Ints:
         """Return the row of every token, [T]."""
         return np.repeat(np.arange(len(self.context_lens)), np.diff(self.row_offsets))
+
+    @cached_property
+    def by_window(self) -> Batch:
+        """Return a batch of the same tokens whose rows are the windows. Raises ValueError if it has none."""
+        if self.windows is None:
+            raise ValueError("this batch brings no windows")
+        counts = np.diff(self.windows)
+        return replace(
+            self,
+            positions=np.arange(self.num_tokens) - np.repeat(self.windows[:-1], counts),
+            row_offsets=self.windows,
+            context_lens=counts,
+            memo={},
+        )
 
     def by_adapter(self, logits: bool) -> dict[str, Ints]:
         """Return the tokens of each adapter; with `logits`, the logit rows of each."""

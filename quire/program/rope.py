@@ -32,7 +32,8 @@ class Rope:
     `interleaved` pairs neighbours (2i, 2i + 1); otherwise i pairs with i + dim/2. The other fields are
     those of a checkpoint's rope_scaling, 0 if the type does not use them.
     With `sections` tokens of images have three positions, in time, height and width, by which the pairs
-    rotate in turns: pair i by number i % 3 if i < 3 * sections[i % 3], else by the first (Qwen3-VL).
+    rotate in turns: pair i by number i % 3 if i < 3 * sections[i % 3], else by the first (Qwen3-VL). If
+    `in_chunks`, the first sections[0] pairs rotate by the first, the next by the second ... (Qwen2-VL).
     """
 
     dim: int
@@ -51,6 +52,7 @@ class Rope:
     long_factor: tuple[float, ...] = ()
     rotated_pairs: int = 0  # of "proportional": the other pairs have the frequency 0
     sections: tuple[int, ...] = ()
+    in_chunks: bool = False
 
     def variant(self, limit: int) -> int:
         """Return the set of frequencies for contexts up to `limit` tokens; 0: unscaled, or the only one."""
@@ -75,6 +77,8 @@ class Rope:
     @property
     def axes(self) -> np.ndarray:
         """Return by which of three positions each pair rotates, [dim / 2]."""
+        if self.in_chunks:
+            return np.repeat(np.arange(3), self.sections)
         pairs = np.arange(self.dim // 2)
         return np.where(pairs < 3 * np.array(self.sections)[pairs % 3], pairs % 3, 0)
 

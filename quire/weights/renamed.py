@@ -13,6 +13,7 @@ _TOWER = {
     "vision_tower.vision_model.": "model.vision_tower.",
     "vision_tower.": "model.vision_tower.",
     "multi_modal_projector.": "model.multi_modal_projector.",
+    "visual.": "model.visual.",
 }
 # Ways of storing a decoder: beginnings of names in the files, and what they are called in a program
 LAYOUTS: tuple[dict[str, str], ...] = (

@@ -17,7 +17,14 @@ from test_gguf_families import converted, metadata_of
 
 Arrays = dict[str, np.ndarray]
 _TOWER = re.compile(r"model\.(visual|vision_tower|multi_modal_projector|embed_vision)\.")
-_PROJECTORS = {"qwen3_vl": "qwen3vl_merger", "gemma3": "gemma3", "gemma4": "gemma4v", "mistral3": "pixtral"}
+_PROJECTORS = {
+    "qwen2_vl": "qwen2vl_merger",
+    "qwen2_5_vl": "qwen2.5vl_merger",
+    "qwen3_vl": "qwen3vl_merger",
+    "gemma3": "gemma3",
+    "gemma4": "gemma4v",
+    "mistral3": "pixtral",
+}
 _GEMMA4 = {
     "input_layernorm": "ln1",
     "post_attention_layernorm": "attn_post_norm",
@@ -57,6 +64,9 @@ _WHOLE = {
     "model.visual.patch_embed.proj": "v.patch_embd",
     "model.visual.pos_embed": "v.position_embd",
     "model.visual.merger.norm": "v.post_ln",
+    "model.visual.merger.ln_q": "v.post_ln",
+    "model.visual.merger.mlp.0": "mm.0",
+    "model.visual.merger.mlp.2": "mm.2",
     "model.visual.merger.linear_fc1": "mm.0",
     "model.visual.merger.linear_fc2": "mm.2",
     "model.vision_tower.embeddings.patch_embedding": "v.patch_embd",
@@ -78,6 +88,8 @@ _TEXTS = {
     "gemma3_text": "gemma3",
     "mistral": "llama",
     "ministral3": "mistral3",
+    "qwen2_vl_text": "qwen2vl",
+    "qwen2_5_vl_text": "qwen2vl",
 }
 _ROPE = {"rope_theta": 10000.0}
 _ODD = {
@@ -184,8 +196,8 @@ def tower(config: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Array
     keys = {
         "image_size": own.get("image_size", 224),
         "patch_size": own["patch_size"],
-        "embedding_length": own["hidden_size"],
-        "feed_forward_length": own["intermediate_size"],
+        "embedding_length": own.get("embed_dim", own["hidden_size"]),
+        "feed_forward_length": own.get("intermediate_size", own["hidden_size"]),
         "projection_dim": config["text_config"]["hidden_size"],
         "block_count": own.get("num_hidden_layers", own.get("depth")),
         "attention.head_count": own.get("num_attention_heads", own.get("num_heads")),
@@ -200,6 +212,8 @@ def tower(config: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Array
     if kind == "mistral3":
         tensors["v.token_embd.img_break"] = np.ones(config["text_config"]["hidden_size"], np.float32)
         keys["spatial_merge_size"] = 2
+    if whole := own.get("fullatt_block_indexes"):
+        keys |= {"n_wa_pattern": whole[0] + 1, "window_size": own["window_size"]}
     if kind == "gemma3":
         keys["projector.scale_factor"] = own["image_size"] // own["patch_size"] // 4
     stated = {f"clip.vision.{key}": value for key, value in keys.items()}
@@ -226,18 +240,13 @@ def _tensors_of(own: dict[str, Any], name: str, array: np.ndarray) -> Arrays:
         return {f"{_WHOLE[module]}.{end}": array + 1 if "soft_emb_norm" in module else array}
     found = re.fullmatch(r".*(blocks|layers|deepstack_merger_list)\.(\d+)\.(.+?)(?:\.linear)?", module)
     assert found, name
-    names = {
-        **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
-        **_GEMMA4,
-        **_QWEN,
-        **_SIGLIP,
-        **_PIXTRAL,
-    }
+    if found[3] == "attn.qkv" and "deepstack_visual_indexes" not in own:  # converters divide it
+        parts = zip("qkv", np.split(array, 3), strict=True)
+        return {f"v.blk.{found[2]}.attn_{part}.{end}": third for part, third in parts}
+    names = {f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"}
+    names |= {**_GEMMA4, **_QWEN, **_SIGLIP, **_PIXTRAL}
     layer, part = f"v.blk.{found[2]}", names[found[3]]
-    if found[3] in (
-        "attention.q_proj",
-        "attention.k_proj",
-    ):  # numbers that rotate together, one after the other
+    if found[3] in ("attention.q_proj", "attention.k_proj"):  # pairs that rotate together, one by one
         of_heads = array.reshape(own["num_attention_heads"], 2, -1, array.shape[1])
         array = of_heads.swapaxes(1, 2).reshape(array.shape)
     if found[1] == "deepstack_merger_list":

@@ -56,10 +56,12 @@ def weights_of(program: Program, vision: Vision) -> dict[str, Dense]:
 
 
 def mild_weights(program: Program, vision: Vision) -> dict[str, Dense]:
-    """Random weights with smaller norms of heads, the only scale of scores in Gemma 4, and before others."""
+    """Random weights with smaller norms of heads, the only scale of scores in Gemma 4, and before others; and
+    smaller matrices of heads in the towers of Qwen, which have no such norms.
+    """
     weights = weights_of(program, vision)
     for name in weights:
-        if any(norm in name for norm in ("q_norm", "k_norm", "attention_norm")):
+        if any(part in name for part in ("q_norm", "k_norm", "attention_norm", "attn.qkv")):
             weights[name] = Dense(weights[name].array * np.float32(0.4))
     return weights
 

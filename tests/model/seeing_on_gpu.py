@@ -13,9 +13,11 @@ from seeing import Seeing, compute, mild_weights, tokens_of, whole
 from tiny import plain
 from tiny_vision import (
     CONFIG,
+    CONFIG2,
     CONFIG3,
     CONFIG4,
     CONFIG4E,
+    CONFIG25,
     CONFIG_PIXTRAL,
     PROCESSOR,
     PROCESSOR3,
@@ -59,6 +61,13 @@ QWEN = _with(
     {"rope_parameters": _ROPE, "num_hidden_layers": 1},
     {"num_heads": 4, "depth": 1, "intermediate_size": 16},
 )
+# Windows of two tokens a side, whose heads are padded, beside a layer without; and sections in chunks.
+QWEN2 = _with(CONFIG2, {"num_hidden_layers": 1}, {"depth": 1, "mlp_ratio": 0.5})
+QWEN25 = _with(
+    CONFIG25,
+    {"num_hidden_layers": 1},
+    {"num_heads": 4, "depth": 2, "intermediate_size": 20, "window_size": 16},
+)
 GEMMA3 = _with(
     CONFIG3,
     {"query_pre_attn_scalar": 16, "sliding_window": 7},
@@ -84,6 +93,8 @@ GEMMA4_SMALL = _with(
 PIXTRAL = _with(CONFIG_PIXTRAL, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
 SMALL_IMAGES: Json = PROCESSOR3 | {"size": {"height": 24, "width": 24}}
 MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and width of images
+    "qwen2_vl": (QWEN2, PROCESSOR, (16, 16)),
+    "qwen2_5_vl": (QWEN25, PROCESSOR, (24, 8)),
     "qwen3_vl": (QWEN, PROCESSOR, (16, 16)),
     "gemma3": (GEMMA3, SMALL_IMAGES, (24, 24)),
     "gemma4": (GEMMA4, PROCESSOR4, (12, 24)),

@@ -132,3 +132,25 @@ def test_a_text_model_that_is_not_described_is_no_matter_of_images(
 ) -> None:
     with pytest.raises(ConfigError, match=r"text_config = .* is not an object"):
         read_model({**config, "image_token_id": 9, "text_config": text}, processor)
+
+
+QWEN2_VL = CONFIGS["composite-qwen2_vl"]
+
+
+@pytest.mark.parametrize("name", ["Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"])
+def test_older_files_of_qwen2_vl_have_the_fields_of_the_text_model_beside_others(name: str) -> None:
+    older = {**QWEN2_VL, "architectures": [name], "tie_word_embeddings": False}
+    text = {key: value for key, value in older.items() if key not in ("architectures", "vision_config")}
+    newer = {"architectures": [name], "text_config": text, "vision_config": {}}
+    assert read_model(older).program == read_model(newer).program
+    assert [part.stated for part in read_model(older).program.left_out] == [True]
+    with pytest.raises(ConfigError, match="text_config = 'text' is not an object"):
+        read_model({**older, "text_config": "text"})
+
+
+def test_qwen2_vl_may_tie_embeddings_in_either_place() -> None:
+    tied = {"tie_word_embeddings": True}
+    assert not read_model(QWEN2_VL).config.tie_word_embeddings
+    assert read_model({**QWEN2_VL, **tied}).config.tie_word_embeddings
+    newer = CONFIGS["composite-qwen2_5_vl"]
+    assert read_model({**newer, "text_config": {**newer["text_config"], **tied}}).config.tie_word_embeddings

@@ -233,7 +233,7 @@ def rope_factors(config: dict[str, Any]) -> Arrays:
 NOT_IN_GGUF = {"Mistral4ForCausalLM", "Glm4MoeLiteForCausalLM", "Gemma4UnifiedForCausalLM"}
 NOT_IN_GGUF |= {"ApertusForCausalLM"}
 # Not compared with a checkpoint: there is none.
-WITHOUT_CHECKPOINT = {"qwen3vl", "qwen3vlmoe", "mistral3", "lfm2moe", "nemotron_h"}
+WITHOUT_CHECKPOINT = {"qwen2vl", "qwen3vl", "qwen3vlmoe", "mistral3", "lfm2moe", "nemotron_h"}
 WITHOUT_CHECKPOINT |= {"exaone4", "hunyuan-dense", "seed_oss"}
 
 

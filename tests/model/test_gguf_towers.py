@@ -15,7 +15,7 @@ from gguf_towers import write_both
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError
 from quire.models import Model, read_model
-from quire.program import Program
+from quire.program import Program, ops
 from quire.weights.hub import open_model
 from quire.weights.load import load
 from quire.weights.plan import plan
@@ -62,7 +62,22 @@ MINISTRAL3, MISTRAL3 = (
         {"model_type": "mistral", "rope_theta": 1e6},
     )
 )
+QWEN2, QWEN25 = (
+    {
+        **config,
+        "text_config": {
+            **config["text_config"],
+            "rope_theta": 1e6,
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]},
+            "rope_scaling": None,
+        },
+    }
+    for config in (own.CONFIG2, own.CONFIG25)
+)
 SEEING: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
+    "qwen2_vl": (own.write_qwen3_vl, QWEN2),
+    "qwen2_5_vl": (own.write_qwen3_vl, QWEN25),
     "qwen3_vl": (own.write_qwen3_vl, own.CONFIG),
     "qwen3_vl_moe": (own.write_qwen3_vl, MOE),
     "gemma3": (own.write_gemma3, GEMMA3),
@@ -111,12 +126,12 @@ def test_both_programs_and_their_weights(name: str, tmp_path: Path) -> None:
     assert {*source.tensors()} <= {name for spec in specs for name in (spec.name, *spec.sources)}
 
 
-@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3", "gemma4", "mistral3"])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4", "mistral3"])
 def test_answers_about_an_image(name: str, tmp_path: Path) -> None:
     """With images of one size for both: a file states no least number of pixels, or most tokens."""
     folder = checkpoint(name, tmp_path / "gemma4_e")
     if name != "gemma3":
-        unstated = {"qwen3_vl": ("size",), "gemma4": ("max_soft_tokens",), "mistral3": ("size",)}[name]
+        unstated = ("max_soft_tokens",) if name == "gemma4" else ("size",)
         path = folder / "preprocessor_config.json"
         stated = json.loads(path.read_text())
         path.write_text(json.dumps({key: value for key, value in stated.items() if key not in unstated}))
@@ -125,7 +140,7 @@ def test_answers_about_an_image(name: str, tmp_path: Path) -> None:
     messages = [{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}]
     sampling = SamplingParams(temperature=0.0, max_tokens=8)
     found = []
-    for model in (folder, write_both(folder, tmp_path / "gguf", **(pixels if name == "qwen3_vl" else {}))):
+    for model in (folder, write_both(folder, tmp_path / "gguf", **(pixels if "qwen" in name else {}))):
         with LLM(str(model), device="native", max_model_len=2048) as llm:
             (answer,) = llm.chat(messages, sampling, use_tqdm=False)
             found.append((answer.prompt_token_ids, answer.outputs[0].token_ids))
@@ -181,7 +196,9 @@ def test_a_tower_of_pixtral_that_merges_no_patches(tmp_path: Path) -> None:
     """That of Pixtral 12B has another projection: the model reads text."""
     folder = checkpoint("mistral3", tmp_path / "plain")
     assert vision_of(seen(write_both(folder, tmp_path / "gguf"))).patching.merge == 2
-    assert seen(write_both(folder, tmp_path / "gguf", **{"clip.vision.spatial_merge_size": None})).vision is None
+    assert (
+        seen(write_both(folder, tmp_path / "gguf", **{"clip.vision.spatial_merge_size": None})).vision is None
+    )
 
 
 def test_a_tower_without_its_second_frame(tmp_path: Path) -> None:
@@ -190,6 +207,21 @@ def test_a_tower_without_its_second_frame(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"has no v\.patch_embd\.weight\.1"):
         open_model(str(path)).tensors()
+
+
+def test_a_matrix_of_heads_without_its_values(tmp_path: Path) -> None:
+    folder = checkpoint("qwen2_vl", tmp_path / "plain")
+    path = write_both(folder, tmp_path / "gguf", left_out="v.blk.1.attn_v.weight")
+    with pytest.raises(ConfigError, match=r"has no v\.blk\.1\.attn_v\.weight like v\.blk\.1\.attn_q\.weight"):
+        open_model(str(path)).tensors()
+
+
+def test_a_tower_without_windows(tmp_path: Path) -> None:
+    path = write_both(
+        checkpoint("qwen2_5_vl", tmp_path / "plain"), tmp_path / "gguf", **{"clip.vision.n_wa_pattern": None}
+    )
+    program = vision_of(seen(path)).program
+    assert [op.window for op in program if isinstance(op, ops.RowAttention)] == [None] * 3
 
 
 def test_sections_that_are_no_list(tmp_path: Path) -> None:

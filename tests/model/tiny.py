@@ -389,6 +389,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_dense_layers": 1,
         "routed_scaling_factor": 1.5,
     },
+    "composite-qwen2_vl": {
+        "architectures": ["Qwen2VLForConditionalGeneration"],
+        "model_type": "qwen2_vl",
+        **_SIZES,
+        "vision_config": {},
+        "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 1]},
+    },
+    "composite-qwen2_5_vl": {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "text_config": {**_SIZES, "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 1]}},
+    },
     "composite-qwen3_vl": {
         "architectures": ["Qwen3VLForConditionalGeneration"],
         "text_config": {

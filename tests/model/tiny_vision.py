@@ -1,6 +1,4 @@
-"""A tiny Qwen3-VL, Gemma 3, Gemma 4 and Mistral 3 in folders: random weights, templates like their own; and
-pictures.
-"""
+"""Tiny models that see, of all families, in folders: random weights, templates like theirs; and pictures."""
 
 from __future__ import annotations
 
@@ -47,6 +45,49 @@ CONFIG: dict[str, Any] = {
         "out_hidden_size": 32,
         "num_position_embeddings": 36,
         "deepstack_visual_indexes": [0],
+    },
+}
+_TEXT2 = {
+    "model_type": "qwen2_vl_text",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 2048,
+    "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+}
+CONFIG2: dict[str, Any] = {
+    "architectures": ["Qwen2VLForConditionalGeneration"],
+    "model_type": "qwen2_vl",
+    "tie_word_embeddings": False,
+    "text_config": _TEXT2,
+    "vision_config": {
+        "depth": 2,
+        "embed_dim": 32,
+        "hidden_size": 32,
+        "mlp_ratio": 2,
+        "num_heads": 2,
+        "patch_size": 4,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+}
+CONFIG25: dict[str, Any] = {
+    **CONFIG2,
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "model_type": "qwen2_5_vl",
+    "vision_config": {
+        "depth": 3,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+        "patch_size": 4,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "window_size": 24,  # squares of 3 x 3 tokens
+        "fullatt_block_indexes": [1],
     },
 }
 PROCESSOR: dict[str, Any] = {
@@ -226,6 +267,12 @@ def write_qwen3_vl(folder: Path, config: dict[str, Any] = CONFIG) -> Path:
     return _write(folder, config, PROCESSOR, MARKS, TEMPLATE)
 
 
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config.json of a Qwen2-VL as it was published, with text_config's fields beside others."""
+    text = {**config["text_config"], "model_type": config["model_type"]}
+    return text | {key: value for key, value in config.items() if key != "text_config"}
+
+
 def write_gemma3(
     folder: Path, config: dict[str, Any] = CONFIG3, processor: dict[str, Any] = PROCESSOR3
 ) -> Path:
@@ -248,8 +295,9 @@ def _write(
 ) -> Path:
     """Write a model. The second mark stands for tokens of images."""
     ids = _write_tokenizer(folder, marks, template)
-    text = {**config["text_config"], "vocab_size": ids[-1] + 1}
-    config = {**config, "text_config": text, "image_token_id": ids[1]}
+    size = {"vocab_size": ids[-1] + 1}
+    sized = {"text_config": config["text_config"] | size} if "text_config" in config else size
+    config = {**config, **sized, "image_token_id": ids[1]}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     (folder / "generation_config.json").write_text(json.dumps({"do_sample": False}))

@@ -1,5 +1,5 @@
 """Images of several families on the native backend, against its reference twin: those whose tokens see each
-other, those of the small models of Gemma 4, which are causal, and those with text between their rows.
+other, those that are causal, towers with windows, and images with text between their rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,18 @@ from driver import Driver
 from lowered import ISAS, plain, planned, scheme, tensors
 from seeing import Seeing, compute, mild_weights, tokens_of, whole
 from test_native_images import apart
-from tiny_vision import CONFIG3, CONFIG4, CONFIG4E, CONFIG_PIXTRAL, PROCESSOR3, PROCESSOR4, PROCESSOR_PIXTRAL
+from tiny_vision import (
+    CONFIG2,
+    CONFIG3,
+    CONFIG4,
+    CONFIG4E,
+    CONFIG25,
+    CONFIG_PIXTRAL,
+    PROCESSOR,
+    PROCESSOR3,
+    PROCESSOR4,
+    PROCESSOR_PIXTRAL,
+)
 
 from quire.backends.native import _core
 from quire.backends.native.backend import NativeBackend
@@ -21,11 +32,11 @@ from quire.backends.native.weights import load_packed
 from quire.backends.reference import ReferenceBackend
 from quire.models import read_model
 from quire.program.passes import fuse
-from quire.types import PromptImage
+from quire.types import ImageSlice, PromptImage
 from quire.weights.load import load
 from quire.weights.plan import plan
 
-VOCAB, TOKEN, LENGTH = 64, 60, 16
+VOCAB, TOKEN, LENGTH, WORK = 64, 60, 16, 40
 
 
 @cache
@@ -38,9 +49,9 @@ def model(name: str) -> Seeing:
     images = []
     for seed, first in enumerate((5, 5 + LENGTH, 40), start=1):
         pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8)
-        how = {"whole": vision.whole, "gap": 0 if vision.row_ends is None else 1}
         rows, columns = vision.patching.grid(side, side)
-        images.append(PromptImage(first, rows, columns, side, side, pixels.tobytes(), **how))
+        gap, data = 0 if vision.row_ends is None else 1, pixels.tobytes()
+        images.append(PromptImage(first, rows, columns, side, side, data, vision.whole, WORK, gap))
     ids = [int(i) for i in np.random.default_rng(0).integers(3, TOKEN, 70)]
     for one in images:
         ids[one.first : one.end] = tokens_of(one, TOKEN)
@@ -48,6 +59,8 @@ def model(name: str) -> Seeing:
 
 
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "qwen 2": (CONFIG2, PROCESSOR, 32),
+    "qwen 2.5": (CONFIG25, PROCESSOR, 32),
     "gemma 3": (CONFIG3, PROCESSOR3, 32),
     "gemma 4": (CONFIG4, PROCESSOR4, 48),
     "gemma 4, small": (CONFIG4E, PROCESSOR4, 48),
@@ -100,8 +113,26 @@ def test_chunks_that_divide_no_image_give_the_same_bits(name: str, format: str, 
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_causal_images_may_be_divided(isa: str) -> None:
-    of = model("gemma 4, small")
+@pytest.mark.parametrize("name", ["gemma 4, small", "qwen 2.5"])
+def test_causal_images_may_be_divided(name: str, isa: str) -> None:
+    of = model(name)
     expected = scores(of, on(of, isa))
     assert scores(of, on(of, isa, threads=2), 9, 7, 3, 40, beside=True) == expected
     assert scores(of, on(of, isa), *[1] * 70) == expected
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_any_slices_of_windows_give_the_same_bits(isa: str) -> None:
+    """They end within the attention of windows too, and that of the whole image."""
+    of = model("qwen 2.5")
+    expected = scores(of, on(of, isa))
+    for threads, ahead in ((1, False), (2, True)):
+        run = on(of, isa, threads=threads, ahead=ahead)
+        text, sequence = run.admit(1, of.ids[60:]), run.admit(0, of.ids, images=of.images)
+        run.step((text, 10), (sequence, 5))
+        for end in range(1, 41):
+            run.step((text, 1), image_slice=ImageSlice("r0", of.images[0], end - 1, end))
+        run.step((text, 1), (sequence, len(of.ids) - 5))
+        found = sequence.scores()
+        assert len(found) == len(of.ids)
+        assert found == {position: expected[position] for position in found}

@@ -55,8 +55,13 @@ NET = {
     "linear_value_head_dim": 12,
     "rope_parameters": {**ROPE, "mrope_section": [3, 2, 1], "partial_rotary_factor": 0.5},
 }
+_WITHOUT = {key: value for key, value in TEXT.items() if key != "head_dim"}
+QWEN2 = {**_WITHOUT, "rope_parameters": {**ROPE, "mrope_section": [2, 1, 5]}}
+WINDOWS = {"hidden_act": "silu", "window_size": 23, "fullatt_block_indexes": [1]}  # of 2 x 2 tokens
 # name of the classes -> text_config, and what differs in vision_config
 CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Qwen2VL": (QWEN2, {"embed_dim": 32, "hidden_size": 64, "hidden_act": "quick_gelu", "mlp_ratio": 2}),
+    "Qwen2_5_VL": (QWEN2, WINDOWS),
     "Qwen3VL": ({**TEXT, "rope_parameters": ROPE}, {"deepstack_visual_indexes": [0, 2]}),
     "Qwen3VLMoe": ({**TEXT, **MOE, "rope_parameters": ROPE}, {"deepstack_visual_indexes": [1]}),
     "Qwen3_5": ({**TEXT, **NET}, {}),

@@ -113,6 +113,7 @@ GEMMA4 = {
 
 TOWER = {
     "hidden_size": 16,
+    "embed_dim": 16,
     "intermediate_size": 16,
     "image_size": 16,
     "patch_size": 4,
@@ -180,6 +181,17 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("unstated", "Ministral3", {"head_dim": 8, "sliding_window": 9}),
     ("growth", "Ministral3", {"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.3, "rope_theta": 500.0}}),
     ("growth", "Mistral3", {"model_type": "ministral3", "head_dim": 8}),
+    ("mrope", "Qwen2VL", {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}}),
+    (
+        "windows",
+        "Qwen2_5_VL",
+        {
+            "rope_parameters": {**YARN, "mrope_section": [1, 1, 2]},
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 1,
+        },
+    ),
     (
         "mrope",
         "Qwen3VL",

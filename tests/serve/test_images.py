@@ -20,10 +20,13 @@ from outside_values import VALUES
 from PIL import Image
 from server import Server, running
 from tiny_vision import (
+    CONFIG2,
     CONFIG4,
     CONFIG4E,
+    CONFIG25,
     NUM_TOKENS,
     data_url,
+    flat,
     picture,
     write_gemma3,
     write_gemma4,
@@ -171,6 +174,8 @@ def test_every_api_reads_an_image_alike(sight: httpx.Client, ask: Any) -> None:
 
 
 OTHERS: dict[str, Callable[[Path], Path]] = {
+    "qwen 2": lambda folder: write_qwen3_vl(folder, flat(CONFIG2)),
+    "qwen 2.5": lambda folder: write_qwen3_vl(folder, flat(CONFIG25)),
     "gemma 3": write_gemma3,
     "gemma 4": lambda folder: write_gemma4(folder, CONFIG4),
     "gemma 4, small": lambda folder: write_gemma4(folder, CONFIG4E),

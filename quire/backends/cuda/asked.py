@@ -79,6 +79,7 @@ def _row(program: Program, context: int, count: int, block_size: int) -> Batch:
         logit_rows=numbers,
         block_size=block_size,
         hidden=np.zeros((count, width), np.float32),
+        windows=np.array([0, count]),
     )
 
 

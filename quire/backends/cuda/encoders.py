@@ -10,7 +10,7 @@ from quire.backends.cuda.kernels.variants import CACHES, MULTIPLE, attention_row
 from quire.backends.cuda.launch_list import At, LaunchList, padded_dim
 from quire.backends.cuda.scratch import Part, carve
 from quire.backends.cuda.step_arrays import StepArrays
-from quire.backends.cuda.text_arrays import TABLE, ends_of, segments_of
+from quire.backends.cuda.text_arrays import WINDOWS, ends_of, segments_of, table_of
 from quire.errors import ConfigError
 from quire.program import ops
 from quire.program.ops.attention import Distances
@@ -98,14 +98,17 @@ def _attend(op: ops.RowAttention, to: LaunchList, out: At, q: At, k: At, v: At) 
     if shared > block:
         problem = f"the cuda backend has no kernel for {shared} query heads that share a key head"
         raise ConfigError(problem, f"at most {block} may, in an encoder: use device='native'")
-    tiles, window = to.tiled("T", block // shared), 0 if op.reach is None else op.reach + 1
+    windowed, window = op.window is not None, 0 if op.reach is None else op.reach + 1
+    tiles = to.tiled("T", block // shared, windowed)
     how: dict[str, Constant] = {"CAP": False, "SCALED": False, "PRECISION": CACHES[kind]}
     how |= {"DIM": padded, "VALUE_DIM": padded}
 
     def launch(step: StepArrays) -> Launch:
-        ends, table, of_step = step.texts[ends_of(op)], step.texts[TABLE], tiles(step)
+        ends, table, of_step = step.texts[ends_of(op)], step.texts[table_of(op)], tiles(step)
+        own = step.positions, step.token_rows, step.context_lens
+        positions, rows, lengths = (step.texts[name] for name in WINDOWS) if windowed else own
         cache: tuple[Argument, ...] = (k(step), v(step), to.none, to.none, to.none)
-        where = (step.positions, step.token_rows, ends, step.context_lens, table, table.shape[1])
+        where = (positions, rows, ends, lengths, table, table.shape[1])
         sizes = (of_step, heads, groups, dim, value_dim, 1, window, 0)
         args = (out(step), q(step), *cache, *where, *sizes, 1, 0, op.scale, 0.0)
         grid = (of_step.shape[0] - 1, groups, 1)

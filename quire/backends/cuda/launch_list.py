@@ -105,10 +105,13 @@ class LaunchList:
         buffer = self._buffer[value.index]
         return lambda step: step.values[buffer]
 
-    def tiled(self, count: Count, most: int) -> At:
-        """Return where tiles of at most `most` tokens, each of one row, are in a step (row_tiles)."""
-        self.tiles[count, most] = None
-        return lambda step: step.tiles[count, most]
+    def tiled(self, count: Count, most: int, windows: bool = False) -> At:
+        """Return where tiles of at most `most` tokens, each of one row, are in a step (row_tiles).
+
+        Each is of one window with `windows`.
+        """
+        self.tiles[count, most, windows] = None
+        return lambda step: step.tiles[count, most, windows]
 
     def paged(self, layer: int) -> LayerCache:
         """Return the cache of a layer that has blocks."""

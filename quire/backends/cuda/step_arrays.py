@@ -24,7 +24,7 @@ from quire.program.rope import Rope
 
 _INT = np.dtype(np.int32)
 Turn = tuple[Rope, Count]  # a rotation, of all tokens or of those that need logits
-Tiles = tuple[Count, int]  # tiles of so many of these at most
+Tiles = tuple[Count, int, bool]  # tiles of so many of these at most, of rows or, if true, of windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,10 @@ class StepMemory:
             for rope, of in self._ropes
             for part in rope.cos_sin(_rotary_positions(batch, rope)[tokens[of]], variants[tokens[of]])
         ]
-        tiles = [row_tiles(rows[tokens[of]], most) for of, most in self._tiles]
+        tiles = [
+            row_tiles((batch.by_window.token_rows if windows else rows)[tokens[of]], most)
+            for of, most, windows in self._tiles
+        ]
         if tables is None:
             own: tuple[np.ndarray, ...] = (batch.context_lens, *batch.block_tables)
         else:

@@ -16,7 +16,7 @@ from quire.backends.native.adapters import pack_adapter
 from quire.backends.native.caches import NativeCaches, allocate
 from quire.backends.native.lower import Lowering, Matrices, Vectors
 from quire.backends.native.sampling import row_results, slot_params
-from quire.backends.slot_images import UnseenImages, pixels_of
+from quire.backends.slot_images import UnseenImages, patches_of, windows_of
 from quire.backends.slots import Deferred, Slots
 from quire.errors import ConfigError
 from quire.images.positions import RotaryPositions
@@ -175,9 +175,10 @@ class NativeBackend:
             self._admit(step, plan)
         if self._vision is not None:
             for slot, image, share, begun in self._unseen.encodings(step):
-                patches = None if begun else self._vision.patching.patches(pixels_of(image))
+                patches = None if begun else patches_of(self._vision, image)
                 where = image.first, image.rows, image.columns, image.gap
-                plan.show(slot, *where, image.whole, share, patches)
+                windows = windows_of(self._vision, image)
+                plan.show(slot, *where, image.whole, share, patches, *windows)
         if step.restored:
             plan.restore(step.restored)
         if step.saved:

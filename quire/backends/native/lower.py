@@ -146,7 +146,7 @@ class Lowering:
         if op.distances is not None:
             biases = op.distances.biases(self._vectors[op.distances.table.name]).reshape(-1)
             own = op.distances.longest - 1
-        how = (op.scale, op.reach or 0, biases, own, self._caches.halves)
+        how = (op.scale, op.reach or 0, biases, own, self._caches.halves, op.window is not None)
         self.native.attend_rows(out, q, k, v, heads, groups, dim, value_dim, *how)
 
     @record.register

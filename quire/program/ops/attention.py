@@ -229,7 +229,8 @@ class RowAttention(Op):
 
     q [T, heads, dim], k [T, groups, dim], v [T, groups, value_dim], out [T, heads * value_dim], with heads
     and sums as in Attention. With a `reach` a token sees the positions that far from its own, on either side.
-    `distances` has what is added to scores. Keys and values are float32 and belong to the step.
+    `distances` has what is added to scores. Keys and values are float32 and belong to the step. With a
+    `window` the tokens of a window (Batch.windows), so many at most, take the place of those of the row.
     """
 
     q: Value
@@ -238,6 +239,7 @@ class RowAttention(Op):
     scale: float
     reach: int | None = None
     distances: Distances | None = None
+    window: int | None = None
 
     def weights(self) -> tuple[WeightSpec, ...]:
         return () if self.distances is None else (self.distances.table,)
@@ -245,6 +247,8 @@ class RowAttention(Op):
     def flops(self, load: Load) -> float:
         """Count scores and weighted values of all visible pairs: those up to each token, mirrored."""
         pairs = 2 * load.pairs(None if self.reach is None else self.reach + 1) + -1 * load.num_tokens
+        if self.window is not None:
+            pairs = self.window * load.num_tokens
         return 2 * pairs * (self.q.width + self.out.width)
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
@@ -256,7 +260,8 @@ class RowAttention(Op):
         biases = None
         if self.distances is not None:
             biases = self.distances.biases(run.weights[self.distances.table.name])
-        for begin, end in pairwise(run.batch.row_offsets.tolist()):
+        batch = run.batch if self.window is None else run.batch.by_window
+        for begin, end in pairwise(batch.row_offsets.tolist()):
             count = end - begin
             blocks = np.arange(-(-count // PARTITION))
             context = Context(_in_blocks(k[begin:end]), _in_blocks(v[begin:end]), blocks, count)

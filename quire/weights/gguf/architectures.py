@@ -67,6 +67,7 @@ ARCHITECTURES = {
     "llama4": Architecture("Llama4ForCausalLM", tables.LLAMA4),
     "mistral3": Architecture("Ministral3ForCausalLM", paired=True),
     "qwen2": Architecture("Qwen2ForCausalLM"),
+    "qwen2vl": Architecture("Qwen2ForCausalLM"),
     "qwen2moe": Architecture("Qwen2MoeForCausalLM", tables.QWEN2_MOE, changes=_GATED_SHARED),
     "qwen3": Architecture("Qwen3ForCausalLM"),
     "qwen3vl": Architecture("Qwen3ForCausalLM"),

@@ -33,9 +33,9 @@ _USED_FOR_ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor of the model, made of one of a file, of an expert in it, or of the rows of two.
+    """A tensor of the model, made of one of a file, of an expert in it, or of the rows of several.
 
-    The rows of two follow each other, or alternate. `change` is how the file has it otherwise.
+    The rows of several follow each other, or alternate. `change` is how the file has it otherwise.
     """
 
     parts: tuple[TensorHeader, ...]
@@ -227,7 +227,7 @@ def _rows(tensor: GgufTensor, part: TensorHeader) -> Array:
 
 
 def _joined(tensor: GgufTensor, parts: list[Array]) -> Array:
-    """Return the rows of two tensors; a bias of each expert alternates by number, frames by kernel."""
+    """Return the rows of several tensors; a bias of each expert alternates by number, frames by kernel."""
     if tensor.change.form == "frames":
         kernels = [part.reshape(math.prod(tensor.shape[:2]), -1) for part in parts]
         return np.stack(kernels, axis=1).reshape(-1, parts[0].shape[1])

@@ -20,6 +20,7 @@ from quire.weights.gguf.tower_kinds import KINDS, TowerKind, deep_layers
 
 _OF_LAYER = re.compile(r"(v\.(blk|deepstack)\.)(\d{1,4})(\..+)", re.ASCII)
 _PAIRED = re.compile(r"v\.blk\.\d{1,4}\.attn_[qk]\.weight", re.ASCII)  # queries and keys
+_JOINED = re.compile(r"(v\.blk\.\d{1,4}\.attn_)([qkv])(\.(?:weight|bias))", re.ASCII)
 _BOUNDS = (".input_min", ".input_max", ".output_min", ".output_max")  # of what a matrix takes and gives
 _SOUND = ("a.", "mm.a.")  # begin the names of tensors for sound, which is not computed
 _SECOND_FRAME = "v.patch_embd.weight.1"
@@ -62,11 +63,16 @@ class Tower:
 
     def tensors(self) -> dict[str, GgufTensor]:
         """Return the tensors by their names in the model; unknown ones keep theirs."""
-        return {
-            self._named(header.name): self._tensor(header)
-            for header in self.file.tensors.values()
-            if not header.name.startswith(_SOUND) and header.name not in (_SECOND_FRAME, *self.kind.unused)
-        }
+        found = dict[str, GgufTensor]()
+        for header in self.file.tensors.values():
+            joined = _JOINED.fullmatch(header.name) if "v.blk.*.attn_qkv" in self.kind.names else None
+            if joined:  # to one matrix in the model
+                if joined[2] == "q":
+                    name = self._named(f"{joined[1]}qkv{joined[3]}")
+                    found[name] = self._like(header, *(f"{joined[1]}{part}{joined[3]}" for part in "kv"))
+            elif not header.name.startswith(_SOUND) and header.name not in (_SECOND_FRAME, *self.kind.unused):
+                found[self._named(header.name)] = self._tensor(header)
+        return found
 
     def _named(self, name: str) -> str:
         plain, number = name, ""
@@ -99,10 +105,17 @@ class Tower:
             raise ConfigError(f"{self.file.path}: {header.name} is no kernel over pixels: {header.shape}")
         if change.form != "frames":
             return GgufTensor((header,), change=change)
-        second = self.file.tensors.get(_SECOND_FRAME)
-        if second is None or second.shape != header.shape or second.type != header.type:
-            raise ConfigError(f"{self.file.path}: has no {_SECOND_FRAME} like {header.name}")
-        return GgufTensor((header, second), change=change)
+        return replace(self._like(header, _SECOND_FRAME), change=change)
+
+    def _like(self, header: TensorHeader, *names: str) -> GgufTensor:
+        """Return a tensor and others of its shape and type as one."""
+        parts = [header]
+        for name in names:
+            other = self.file.tensors.get(name)
+            if other is None or other.shape != header.shape or other.type != header.type:
+                raise ConfigError(f"{self.file.path}: has no {name} like {header.name}")
+            parts.append(other)
+        return GgufTensor(tuple(parts))
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -71,6 +71,41 @@ def _qwen3_vl(tower: Keys, text: Keys) -> dict[str, Any]:
     return {"vision_config": vision, "text_config": {}}
 
 
+def _qwen2_vl(tower: Keys, text: Keys) -> dict[str, Any]:
+    width = tower.size("embedding_length")
+    # The length of the feed-forward that files state is another: the width of the text model
+    inner = max(tower.rows(f"v.blk.0.ffn_{part}.weight") or 0 for part in ("up", "down"))
+    vision = {
+        **_sizes_of_qwen2(tower),
+        "embed_dim": width,
+        "hidden_size": text.size("embedding_length"),
+        "mlp_ratio": inner / width,
+    }
+    return {"vision_config": vision, "text_config": {}}
+
+
+def _qwen2_5_vl(tower: Keys, text: Keys) -> dict[str, Any]:
+    every = tower.optional_size("n_wa_pattern") or 1  # layers, of which the last sees all of an image
+    vision = {
+        **_sizes_of_qwen2(tower),
+        "hidden_size": tower.size("embedding_length"),
+        "intermediate_size": tower.size("feed_forward_length"),
+        "out_hidden_size": text.size("embedding_length"),
+        "window_size": tower.size("window_size", 112),
+        "fullatt_block_indexes": [*range(every - 1, tower.layers, every)],
+    }
+    return {"vision_config": vision, "text_config": {}}
+
+
+def _sizes_of_qwen2(tower: Keys) -> dict[str, Any]:
+    return {
+        "depth": tower.layers,
+        "num_heads": tower.heads,
+        "patch_size": tower.size("patch_size"),
+        "spatial_merge_size": tower.size("spatial_merge_size", 2),
+    }
+
+
 def _gemma4(tower: Keys, text: Keys) -> dict[str, Any]:
     heads, positions = tower.heads, tower.tensors.get("v.position_embd.weight")
     queries, keys = (tower.rows(f"v.blk.0.attn_{part}.weight") for part in "qk")
@@ -203,6 +238,24 @@ _GEMMA3, _VISUAL, _GEMMA4, _PIXTRAL = (
         "mm.2": "model.multi_modal_projector.linear_2",
     },
 )
+_QWEN2_VL, _QWEN2_5_VL = (
+    {
+        "v.patch_embd": "model.visual.patch_embed.proj",
+        **_layers(
+            "model.visual.blocks.*",
+            {"ln1": "norm1", "attn_qkv": "attn.qkv", "attn_out": "attn.proj", "ln2": "norm2", **mlp},
+        ),
+        "v.post_ln": "model.visual.merger.ln_q",
+        "mm.0": "model.visual.merger.mlp.0",
+        "mm.2": "model.visual.merger.mlp.2",
+    }
+    for mlp in (
+        {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+        {f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
+    )
+)
+_PIXELS_OF_QWEN2 = {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 << 14}}  # as published
+_FRAMES = {"v.patch_embd.weight": Alteration(form="frames")}
 # By what a file calls its projector
 KINDS = {
     "gemma3": TowerKind(
@@ -212,6 +265,24 @@ KINDS = {
         ("mm.input_projection.weight", 1),
         _gemma3,
         changes={"mm.soft_emb_norm.weight": Alteration(numbers="plus one")},
+    ),
+    "qwen2vl_merger": TowerKind(
+        {"qwen2vl": "Qwen2VLForConditionalGeneration"},
+        "<|image_pad|>",
+        _QWEN2_VL,
+        ("mm.2.weight", 0),
+        _qwen2_vl,
+        _PIXELS_OF_QWEN2,
+        _FRAMES,
+    ),
+    "qwen2.5vl_merger": TowerKind(
+        {"qwen2vl": "Qwen2_5_VLForConditionalGeneration"},
+        "<|image_pad|>",
+        _QWEN2_5_VL,
+        ("mm.2.weight", 0),
+        _qwen2_5_vl,
+        _PIXELS_OF_QWEN2,
+        _FRAMES,
     ),
     "qwen3vl_merger": TowerKind(
         {
@@ -225,7 +296,7 @@ KINDS = {
         ("mm.2.weight", 0),
         _qwen3_vl,
         {"size": {"shortest_edge": 1 << 16, "longest_edge": 1 << 24}},  # pixels, as of the published models
-        {"v.patch_embd.weight": Alteration(form="frames")},
+        _FRAMES,
         {"qwen3vlmoe": tables.QWEN3_VL_MOE},
     ),
     "gemma4v": TowerKind(
