@@ -19,11 +19,6 @@ CLIP = {
     "image_std": (0.26862954, 0.26130258, 0.27577711),
 }
 _ROPES = ("axial", "default")  # names of rotations by place
-# Of a processor that does not say otherwise
-CLIP = {
-    "image_mean": (0.48145466, 0.4578275, 0.40821073),
-    "image_std": (0.26862954, 0.26130258, 0.27577711),
-}
 
 
 def embed_patches(b: Builder, given: Value, w: Names, shape: tuple[int, ...], *, bias: bool = True) -> Value:

@@ -38,9 +38,7 @@ class Batch:
     saved: tuple[Snapshot, ...] = ()  # states saved as rows pass their positions
     hidden: np.ndarray | None = None  # [T, width], of the position before each token, for a prediction layer
     patches: np.ndarray | None = None  # [T, columns], the tokens of a vision tower
-    windows: Ints | None = (
-        None  # [W + 1], of these, offsets as in row_offsets: some layers see a window alone
-    )
+    windows: Ints | None = None  # [W + 1], offsets of windows of these, as row_offsets: what some layers see
     image_tokens: Ints | None = None  # [n], the tokens of images, in order
     image_embeddings: np.ndarray | None = None  # [n, width], what their tower gave for these
     image_addresses: Ints | None = None  # [ranks, n], where each accelerator has these instead

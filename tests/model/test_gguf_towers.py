@@ -196,9 +196,8 @@ def test_a_tower_of_pixtral_that_merges_no_patches(tmp_path: Path) -> None:
     """That of Pixtral 12B has another projection: the model reads text."""
     folder = checkpoint("mistral3", tmp_path / "plain")
     assert vision_of(seen(write_both(folder, tmp_path / "gguf"))).patching.merge == 2
-    assert (
-        seen(write_both(folder, tmp_path / "gguf", **{"clip.vision.spatial_merge_size": None})).vision is None
-    )
+    unmerged = {"clip.vision.spatial_merge_size": None}
+    assert seen(write_both(folder, tmp_path / "gguf", **unmerged)).vision is None
 
 
 def test_a_tower_without_its_second_frame(tmp_path: Path) -> None:
