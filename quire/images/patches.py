@@ -6,7 +6,6 @@ their factors, as MixedRows takes them, and for towers that rotate by place its 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -198,29 +197,29 @@ class BudgetedPatches:
 class BoundedPatches:
     """Squares of `merge` x `merge` patches become one token (Pixtral). An image keeps its proportions.
 
-    No side is longer than `longest`. Patches of one square follow one another. Columns are multiplied by
-    `across`: along them pairs rotate slower than along rows by this factor.
+    No side is longer than `longest`, rounded up to whole squares, of which there are `max_tokens` at most.
+    Patches of one square follow one another. Columns are multiplied by `across`: along them pairs rotate
+    slower than along rows by this factor.
     """
 
     patch: int
     merge: int
     longest: int
+    max_tokens: int
     across: float
     normalization: Normalization
     resample: int
 
     @property
     def size(self) -> LongestSide:
-        return LongestSide(self.patch * self.merge, self.longest)
+        return LongestSide(self.patch * self.merge, self.longest, self.max_tokens)
 
     @property
     def most(self) -> tuple[int, int]:
-        tokens = (-(-self.longest // (self.patch * self.merge))) ** 2
-        return tokens * self.merge**2, tokens
+        return self.max_tokens * self.merge**2, self.max_tokens
 
     def bounded(self, max_tokens: int) -> BoundedPatches:
-        side = math.isqrt(max_tokens) * self.patch * self.merge
-        return self if self.most[1] <= max_tokens else replace(self, longest=side)
+        return replace(self, max_tokens=min(self.max_tokens, max_tokens))
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         unit = self.patch * self.merge

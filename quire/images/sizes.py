@@ -71,17 +71,21 @@ class TokenBudget:
 @dataclass(frozen=True, slots=True)
 class LongestSide:
     """Images keep their proportions, with sides of `longest` at most before these are rounded up to multiples
-    of `unit`: small images keep their size.
+    of `unit`: small images keep their size. They are at most `most` squares of `unit` x `unit`.
     """
 
     unit: int
     longest: int
+    most: int
 
     def of(self, height: int, width: int) -> tuple[int, int]:
         """Return the (height, width) to which an image is resized."""
         by = max(height, width) / self.longest
-        sides = (side if by <= 1 else max(1, math.floor(side / by)) for side in (height, width))
+        sides = [side if by <= 1 else max(1, math.floor(side / by)) for side in (height, width)]
         rows, columns = (-(-side // self.unit) for side in sides)
+        if rows * columns > self.most:
+            by = math.sqrt(self.most / math.prod(sides))
+            rows, columns = (min(self.most, max(1, math.floor(side * by))) for side in sides)
         return rows * self.unit, columns * self.unit
 
 

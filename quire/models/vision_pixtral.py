@@ -55,13 +55,14 @@ def pixtral_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visio
     places = b.slice(given, pixels, _PLACES)
     for i in range(cfg.size("num_hidden_layers")):
         x = _layer(b, cfg, x, places, theta, w / f"transformer.layers.{i}")
-    merge = whole.size("spatial_merge_size")
+    merge, longest = whole.size("spatial_merge_size"), _longest(processor, cfg.get("image_size"))
     out = _projected(b, whole, x, merge**2)
     # Frequencies of rows and columns alternate: theta^(-0/n), theta^(-1/n), ... of n pairs
     patching = BoundedPatches(
         patch,
         merge,
-        _longest(processor, cfg.get("image_size")),
+        longest,
+        (-(-longest // (patch * merge))) ** 2,
         theta ** (-1 / (_PLACES * pairs)),
         normalization({**CLIP, **processor}),
         processor.get("resample", BICUBIC),

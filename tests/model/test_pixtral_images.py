@@ -54,7 +54,7 @@ def tower(processor: dict[str, Any] = PROCESSOR_PIXTRAL, whole: Any = None, **ch
 )
 def test_no_side_is_longer_than_the_longest(height: int, width: int, resized: tuple[int, int]) -> None:
     rule = tower().patching.size
-    assert rule == LongestSide(8, 36)
+    assert rule == LongestSide(8, 36, 25)
     assert rule.of(height, width) == resized
 
 
@@ -81,13 +81,16 @@ def test_images_may_have_fewer_tokens_than_the_model_says() -> None:
     vision = tower()
     assert vision.patching.most == (100, 25)
     assert vision.bounded(25) == vision.bounded(999) == vision
-    assert vision.bounded(24).patching.size == LongestSide(8, 32)
-    assert vision.bounded(24).patching.most == (64, 16)
+    assert vision.bounded(24).patching.size == LongestSide(8, 36, 24)
+    assert vision.bounded(24).patching.most == (96, 24)
     for most in range(1, 30):
-        for height, width in ((40, 40), (40, 9), (1000, 30), (8, 8)):
+        for height, width in ((40, 40), (40, 9), (9, 40), (1000, 30), (8, 8)):
             patching = vision.bounded(most).patching
             rows, columns = patching.grid(*patching.size.of(height, width))
             assert 1 <= rows * columns <= min(most, patching.most[1])
+            assert (rows > columns) <= (height > width)
+    assert vision.bounded(12).patching.size.of(40, 20) == (32, 16)  # 4.9 x 2.4 squares
+    assert vision.bounded(10).patching.size.of(40, 12) == (40, 16)  # 10 squares: not made smaller
 
 
 def test_places_of_tokens_between_rows() -> None:
@@ -121,8 +124,8 @@ def test_towers_that_are_not_supported(changes: dict[str, Any], message: str) ->
 
 @pytest.mark.parametrize("size", [{"longest_edge": 36}, {"height": 36, "width": 36}, 36])
 def test_sizes_may_be_stated_in_several_ways(size: Any) -> None:
-    assert tower({"size": size}).patching.size == LongestSide(8, 36)
-    assert tower({"patch_size": 14}).patching.size == LongestSide(8, 1024)
+    assert tower({"size": size}).patching.size == LongestSide(8, 36, 25)
+    assert tower({"patch_size": 14}).patching.size == LongestSide(8, 1024, 128**2)
 
 
 def ask(folder: Path, images: tuple[int, ...] = (1,), **how: Any) -> RequestOutput:
