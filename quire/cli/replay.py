@@ -60,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         args.parser.refuse("one incident file is needed" if not args.words else "give one FILE")
     if args.last is not None and not args.trace:
         args.parser.refuse("--last is for traces", "give --trace FILE as well")
+    if args.times and args.trace:
+        args.parser.refuse("--times and --trace both stand for the replay", "give one, then the other")
     from quire.recording.figures import figures_of
     from quire.recording.incident import read_incident
 

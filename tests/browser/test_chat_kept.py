@@ -123,6 +123,16 @@ def test_a_full_storage_is_said_and_the_chat_goes_on(chat: Chat) -> None:
     expect(chat.answers).to_have_count(2)
 
 
+def test_a_damaged_conversation_hides_no_other(chat: Chat) -> None:
+    chat.ask("First?")
+    chat.page.wait_for_timeout(KEPT_MS)
+    chat.page.evaluate("localStorage['quire-chat:damaged'] = '{'")
+    chat.page.reload()
+    expect(chat.answers).to_have_count(1)
+    assert titles(chat) == ["First?"]
+    expect(chat.root.get_by_role("alert")).to_have_count(0)
+
+
 def test_tabs_show_the_same_conversations(chat: Chat) -> None:
     chat.ask("First?")
     chat.page.wait_for_timeout(KEPT_MS)

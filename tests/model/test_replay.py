@@ -274,4 +274,7 @@ def test_the_command_shows_what_is_in_a_file_and_whether_it_is_equal(tmp_path: P
     last = quire("replay", str(path), "--last", "3s")
     assert last.status == 2
     assert "--last is for traces" in last.err
+    both = quire("replay", str(path), "--times", "--trace", str(tmp_path / "run.pftrace"))
+    assert both.status == 2
+    assert "--times and --trace both" in both.err
     assert "no such file" in quire("replay", str(tmp_path / "nothing")).err

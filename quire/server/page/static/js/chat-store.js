@@ -241,11 +241,20 @@ function take(node, { choices, usage, timings }) {
   if (timings) node.timings = timings;
 }
 
+/** What is kept under a key, in a list; an empty one if it is damaged. */
+function kept(key) {
+  try {
+    return [cleaned(JSON.parse(localStorage[key]))];
+  } catch {
+    return [];
+  }
+}
+
 function load() {
   if (book.runs.size) return;
   const shown = sessionStorage[KEY];
   const keys = Object.keys(localStorage).filter((key) => key.startsWith(KEY));
-  book.all = keys.map((key) => cleaned(JSON.parse(localStorage[key]))).sort((a, b) => b.at - a.at);
+  book.all = keys.flatMap(kept).sort((a, b) => b.at - a.at);
   book.open = book.all.find(({ id }) => id === shown) ?? book.open;
   draw();
 }
