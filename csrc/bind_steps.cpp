@@ -79,9 +79,8 @@ void bind_steps(nb::module_& m) {
           },
           "slot"_a, "first"_a, "rows"_a, "line"_a, "gap"_a, "whole"_a, "share"_a, "patches"_a.none(),
           "windows"_a, "places"_a,
-          "An image whose tokens, `rows` of `line` with `gap` others between two rows, begin at position "
-          "`first`, before a row computes the first of them; or, with slot -1, `share` of its encoding "
-          "before any row does. Without patches it is the last one shown.")
+          "An Image, before a row computes the first of its tokens; or, with slot -1, `share` of its "
+          "encoding before any row does. Without patches it is the last one shown.")
       .def(
           "frequencies",
           [](Job& job, const Native& native, int64_t table, int64_t variant, Floats values) {

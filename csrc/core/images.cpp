@@ -11,9 +11,11 @@ void Tower::encode(Image& image, double share) {
   executor_.advance(share);
   if (share < 1) return;
   const float* found = executor_.buffer(output_);
-  image.embedded.assign(found, found + image.tokens() * width_);
-  for (size_t token = 0; token < places_.size(); ++token)
-    std::copy_n(found + places_[token] * width_, width_, image.embedded.data() + (int64_t)token * width_);
+  image.embedded.resize((size_t)(image.tokens() * width_));
+  for (int64_t token = 0; token < image.tokens(); ++token) {
+    const int64_t place = places_.empty() ? token : places_[(size_t)token];
+    std::copy_n(found + place * width_, width_, image.embedded.data() + token * width_);
+  }
 }
 
 void Tower::begin(Image& image) {

@@ -60,8 +60,25 @@ class Normalization:
         return (pixels.astype(np.float32) * np.float32(self.factor) - mean) / std
 
 
+class Squares:
+    """Patches of `patch` x `patch` pixels, of which squares of `merge` x `merge` become one token."""
+
+    __slots__ = ()
+    patch: int
+    merge: int
+
+    @property
+    def unit(self) -> int:
+        """The pixels of a side of a token."""
+        return self.patch * self.merge
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Return the rows and columns of tokens of a resized image."""
+        return height // self.unit, width // self.unit
+
+
 @dataclass(frozen=True, slots=True)
-class MergedPatches:
+class MergedPatches(Squares):
     """Squares of `merge` x `merge` patches become one token (Qwen-VL). An image keeps its proportions.
 
     Patches of one square follow one another. Each is repeated `frames` times, as if it were a film. Learned
@@ -79,20 +96,16 @@ class MergedPatches:
 
     @property
     def size(self) -> KeptShape:
-        return KeptShape(self.patch * self.merge, self.min_pixels, self.max_pixels)
+        return KeptShape(self.unit, self.min_pixels, self.max_pixels)
 
     @property
     def most(self) -> tuple[int, int]:
-        tokens = max(1, self.max_pixels // (self.patch * self.merge) ** 2)
+        tokens = max(1, self.max_pixels // self.unit**2)
         return tokens * self.merge**2, tokens
 
     def bounded(self, max_tokens: int) -> MergedPatches:
-        most = min(self.max_pixels, max_tokens * (self.patch * self.merge) ** 2)
+        most = min(self.max_pixels, max_tokens * self.unit**2)
         return replace(self, min_pixels=min(self.min_pixels, most), max_pixels=most)
-
-    def grid(self, height: int, width: int) -> tuple[int, int]:
-        unit = self.patch * self.merge
-        return height // unit, width // unit
 
     def patches(self, pixels: np.ndarray) -> np.ndarray:
         cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
@@ -117,7 +130,7 @@ class MergedPatches:
 
 
 @dataclass(frozen=True, slots=True)
-class PooledPatches:
+class PooledPatches(Squares):
     """Squares of `merge` x `merge` patches become one token (Gemma 3). Images are `side` x `side` pixels.
 
     Patches of one square follow one another. Each has a learned position.
@@ -144,10 +157,6 @@ class PooledPatches:
             raise ConfigError(problem, f"allow {tokens}, or no images: max_images = 0")
         return self
 
-    def grid(self, height: int, width: int) -> tuple[int, int]:
-        unit = self.patch * self.merge
-        return height // unit, width // unit
-
     def patches(self, pixels: np.ndarray) -> np.ndarray:
         cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
         places = y * (self.side // self.patch) + x, np.ones(len(y))
@@ -155,7 +164,7 @@ class PooledPatches:
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetedPatches:
+class BudgetedPatches(Squares):
     """Squares of `merge` x `merge` patches become one token (Gemma 4). An image keeps its proportions.
 
     It has as many tokens as these allow, at most `max_tokens`. Patches of one square follow one another, and
@@ -172,7 +181,7 @@ class BudgetedPatches:
 
     @property
     def size(self) -> TokenBudget:
-        return TokenBudget(self.patch * self.merge, self.max_tokens)
+        return TokenBudget(self.unit, self.max_tokens)
 
     @property
     def most(self) -> tuple[int, int]:
@@ -180,10 +189,6 @@ class BudgetedPatches:
 
     def bounded(self, max_tokens: int) -> BudgetedPatches:
         return replace(self, max_tokens=min(self.max_tokens, max_tokens))
-
-    def grid(self, height: int, width: int) -> tuple[int, int]:
-        unit = self.patch * self.merge
-        return height // unit, width // unit
 
     def patches(self, pixels: np.ndarray) -> np.ndarray:
         cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
@@ -194,7 +199,7 @@ class BudgetedPatches:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundedPatches:
+class BoundedPatches(Squares):
     """Squares of `merge` x `merge` patches become one token (Pixtral). An image keeps its proportions.
 
     No side is longer than `longest`, rounded up to whole squares, of which there are `max_tokens` at most.
@@ -212,7 +217,7 @@ class BoundedPatches:
 
     @property
     def size(self) -> LongestSide:
-        return LongestSide(self.patch * self.merge, self.longest, self.max_tokens)
+        return LongestSide(self.unit, self.longest, self.max_tokens)
 
     @property
     def most(self) -> tuple[int, int]:
@@ -220,10 +225,6 @@ class BoundedPatches:
 
     def bounded(self, max_tokens: int) -> BoundedPatches:
         return replace(self, max_tokens=min(self.max_tokens, max_tokens))
-
-    def grid(self, height: int, width: int) -> tuple[int, int]:
-        unit = self.patch * self.merge
-        return height // unit, width // unit
 
     def patches(self, pixels: np.ndarray) -> np.ndarray:
         cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)

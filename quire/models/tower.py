@@ -14,11 +14,22 @@ from quire.program import Builder, Names, Program, Value, WeightSpec, ops
 
 BICUBIC = 3  # the usual filter of resizing, by its number in Pillow
 # Numbers of pixels by channel, of a processor that does not say otherwise
-CLIP = {
+_CLIP = {
     "image_mean": (0.48145466, 0.4578275, 0.40821073),
     "image_std": (0.26862954, 0.26130258, 0.27577711),
 }
 _ROPES = ("axial", "default")  # names of rotations by place
+
+
+def tower_fields(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> Fields:
+    """Return the fields of vision_config, those that are null by default."""
+    return Fields({**defaults, **{key: own for key, own in raw["vision_config"].items() if own is not None}})
+
+
+def image_token(raw: Mapping[str, Any], default: int | None = None) -> int:
+    """Return the token that stands for an image, which older files call image_token_index."""
+    name = "image_token_index" if "image_token_index" in raw else "image_token_id"
+    return Fields(raw if default is None else {"image_token_id": default, **raw}).size(name)
 
 
 def embed_patches(b: Builder, given: Value, w: Names, shape: tuple[int, ...], *, bias: bool = True) -> Value:
@@ -66,6 +77,11 @@ def image_sizes(processor: Mapping[str, Any]) -> tuple[int, int]:
         if type(value) is not int or value < 1:
             raise ConfigError(f"preprocessor_config.json: {quoted(value)} is not a number of pixels")
     return least, most
+
+
+def clip_pixels(processor: Mapping[str, Any]) -> tuple[Normalization, int]:
+    """Return how pixels become numbers, by default as CLIP's do, and the filter of resizing."""
+    return normalization({**_CLIP, **processor}), processor.get("resample", BICUBIC)
 
 
 def theta_of(cfg: Fields, default: float) -> float:

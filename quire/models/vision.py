@@ -15,12 +15,12 @@ from quire.images.vision import Vision
 from quire.models.config import Fields, ModelConfig
 from quire.models.pooling import attend_both
 from quire.models.tower import (
-    BICUBIC,
-    CLIP,
+    clip_pixels,
     embed_patches,
     image_sizes,
-    normalization,
+    image_token,
     theta_of,
+    tower_fields,
     unquantized,
 )
 from quire.program import Builder, Names, Value, WeightSpec, ops
@@ -46,8 +46,7 @@ _CORNERS, _AXES, _THETA = 4, 2, 10_000.0
 
 def qwen3_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
     """Record the tower of Qwen3-VL (arXiv:2511.21631) and Qwen3.5."""
-    stated = {key: value for key, value in raw["vision_config"].items() if value is not None}
-    cfg, token = Fields({**_QWEN3_VL, **stated}), Fields(raw).size("image_token_id")
+    cfg, token = tower_fields(raw, _QWEN3_VL), image_token(raw)
     hidden, heads, merge = cfg.size("hidden_size"), cfg.size("num_heads"), cfg.size("spatial_merge_size")
     patch, frames, channels = cfg.size("patch_size"), cfg.size("temporal_patch_size"), cfg.size("in_channels")
     side = int(cfg.size("num_position_embeddings") ** 0.5)
@@ -77,8 +76,7 @@ def qwen3_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visi
     out = _merged(b, cfg, x, w / "merger", after=False)
     for more in found:
         out = b.record(ops.Join(b.value((out.width + more.width,), "L"), out, more)).out
-    scaled, resample = normalization({**CLIP, **processor}), processor.get("resample", BICUBIC)
-    patching = MergedPatches(patch, merge, frames, side, *image_sizes(processor), scaled, resample)
+    patching = MergedPatches(patch, merge, frames, side, *image_sizes(processor), *clip_pixels(processor))
     return Vision(unquantized(b.program(out)), patching, token, len(found))
 
 

@@ -12,7 +12,7 @@ from quire.images.vision import Vision
 from quire.models.config import Fields
 from quire.models.defaults import GEMMA3
 from quire.models.pooling import attend_both
-from quire.models.tower import embed_patches, normalization, unquantized
+from quire.models.tower import embed_patches, image_token, normalization, unquantized
 from quire.program import Builder, Names, Value, WeightSpec, ops
 
 _SIGLIP = {
@@ -46,9 +46,8 @@ def gemma3_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision
         x = _layer(b, cfg, x, w / f"encoder.layers.{i}")
     x = b.layer_norm(x, w / "post_layernorm", cfg.positive("layer_norm_eps"))
     out = _projected(b, cfg, x, raw, patching.merge**2)
-    token = Fields(raw).size("image_token_index" if "image_token_index" in raw else "image_token_id")
     written = _BEGIN, f"\n\n{_BEGIN}{_TOKEN}{_END}\n\n"
-    return Vision(unquantized(b.program(out)), patching, token, written=written, whole=True)
+    return Vision(unquantized(b.program(out)), patching, image_token(raw), written=written, whole=True)
 
 
 def _patching(

@@ -12,7 +12,16 @@ from quire.images.vision import Vision
 from quire.models.config import MAX_HEAD_DIM, Fields
 from quire.models.defaults_gemma4 import GEMMA4
 from quire.models.pooling import attend_both
-from quire.models.tower import BICUBIC, doubled, normalization, require_same, theta_of, unquantized
+from quire.models.tower import (
+    BICUBIC,
+    doubled,
+    image_token,
+    normalization,
+    require_same,
+    theta_of,
+    tower_fields,
+    unquantized,
+)
 from quire.program import Builder, Names, Rows, Value, WeightSpec, ops
 
 _TOWER = {
@@ -43,8 +52,7 @@ _WRITTEN = "<|image|>", "<|image><|image|><image|>"
 
 def gemma4_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
     """Record the tower of Gemma 4, with its projection to the embeddings of the text model."""
-    stated = {key: value for key, value in raw["vision_config"].items() if value is not None}
-    cfg, b, w = Fields({**_TOWER, **stated}), Builder(), Names("model.vision_tower")
+    cfg, b, w = tower_fields(raw, _TOWER), Builder(), Names("model.vision_tower")
     patching, hidden = _patching(cfg, processor), cfg.size("hidden_size")
     pixels, side = 3 * patching.patch**2, cfg.size("position_embedding_size")
     given = b.record(ops.Patches(b.value((pixels + 3 * _PLACES,)))).out
@@ -68,7 +76,7 @@ def seen(b: Builder, x: Value, raw: Mapping[str, Any], patching: BudgetedPatches
     """Project what a tower gives, normalized, to embeddings of the text model; return the vision."""
     text = {**GEMMA4, **raw["text_config"]}
     out = b.linear(x, Names("model.embed_vision.embedding_projection"), Fields(text).size("hidden_size"))
-    token = Fields({"image_token_id": _TOKEN, **raw}).size("image_token_id")
+    token = image_token(raw, _TOKEN)
     whole = text.get("use_bidirectional_attention") == "vision"
     return Vision(unquantized(b.program(out)), patching, token, written=_WRITTEN, whole=whole)
 

@@ -13,7 +13,7 @@ from quire.images.vision import Vision
 from quire.models.config import Fields
 from quire.models.defaults import MISTRAL
 from quire.models.pooling import attend_both
-from quire.models.tower import BICUBIC, CLIP, embed_patches, normalization, theta_of, unquantized
+from quire.models.tower import clip_pixels, embed_patches, image_token, theta_of, tower_fields, unquantized
 from quire.program import Builder, Names, Value, WeightSpec, ops
 
 _PIXTRAL = {
@@ -39,8 +39,7 @@ _EPS, _PLACES = 1e-5, 2
 
 def pixtral_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
     """Record the tower of Pixtral, with the projection to the embeddings of the text model."""
-    stated = {key: value for key, value in raw["vision_config"].items() if value is not None}
-    cfg, whole = Fields({**_PIXTRAL, **stated}), Fields({**_WHOLE, **raw})
+    cfg, whole = tower_fields(raw, _PIXTRAL), Fields({**_WHOLE, **raw})
     hidden, heads, patch = cfg.size("hidden_size"), cfg.size("num_attention_heads"), cfg.size("patch_size")
     if hidden % (4 * heads) or cfg.size("num_channels") != 3:
         raise ConfigError(f"config.json: vision_config: {hidden} numbers in {heads} heads are not supported")
@@ -64,12 +63,9 @@ def pixtral_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visio
         longest,
         (-(-longest // (patch * merge))) ** 2,
         theta ** (-1 / (_PLACES * pairs)),
-        normalization({**CLIP, **processor}),
-        processor.get("resample", BICUBIC),
+        *clip_pixels(processor),
     )
-    name = "image_token_index" if "image_token_index" in raw else "image_token_id"
-    token = Fields({"image_token_id": _TOKEN, **raw}).size(name)
-    return Vision(unquantized(b.program(out)), patching, token, row_ends=_ROW_ENDS)
+    return Vision(unquantized(b.program(out)), patching, image_token(raw, _TOKEN), row_ends=_ROW_ENDS)
 
 
 def _layer(b: Builder, cfg: Fields, x: Value, places: Value, theta: float, p: Names) -> Value:

@@ -14,13 +14,13 @@ from quire.images.windows import Windows
 from quire.models.config import Fields
 from quire.models.pooling import attend_both
 from quire.models.tower import (
-    BICUBIC,
-    CLIP,
+    clip_pixels,
     embed_patches,
     image_sizes,
-    normalization,
+    image_token,
     require_same,
     theta_of,
+    tower_fields,
     unquantized,
 )
 from quire.program import Builder, Names, Value, ops
@@ -52,7 +52,7 @@ Layer = Callable[[Builder, Value, Names], Value]
 
 def qwen2_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
     """Record the tower of Qwen2-VL: blocks with layer norms and an MLP without a gate."""
-    cfg = _fields(raw, _QWEN2_VL)
+    cfg = tower_fields(raw, _QWEN2_VL)
     width, act = cfg.size("embed_dim"), str(cfg.get("hidden_act"))
     inner = round(width * cfg.positive("mlp_ratio"))
 
@@ -69,7 +69,7 @@ def qwen2_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visi
 
 def qwen2_5_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
     """Record the tower of Qwen2.5-VL: blocks with RMS norms and a gated MLP, and windows."""
-    cfg = _fields(raw, _QWEN2_5_VL)
+    cfg = tower_fields(raw, _QWEN2_5_VL)
     width, inner, act = cfg.size("hidden_size"), cfg.size("intermediate_size"), str(cfg.get("hidden_act"))
     merge, patch = cfg.size("spatial_merge_size"), cfg.size("patch_size")
     side = cfg.size("window_size") // merge // patch
@@ -86,11 +86,6 @@ def qwen2_5_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vi
 
     sizes = width, cfg.size("out_hidden_size")
     return _tower(raw, processor, cfg, sizes, norm, mlp, Windows(side, merge**2))
-
-
-def _fields(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> Fields:
-    stated = {key: value for key, value in raw["vision_config"].items() if value is not None}
-    return Fields({**defaults, **stated})
 
 
 def _tower(
@@ -127,10 +122,8 @@ def _tower(
     x = b.record(ops.JoinRows(b.value((width * merge**2,), "L"), x)).out
     x = b.activation(b.linear(x, w / "merger.mlp.0", x.width, bias=True), "gelu")
     out = b.linear(x, w / "merger.mlp.2", out_width, bias=True)
-    scaled, resample = normalization({**CLIP, **processor}), processor.get("resample", BICUBIC)
-    patching = MergedPatches(patch, merge, frames, 0, *image_sizes(processor), scaled, resample)
-    token = Fields({"image_token_id": _TOKEN, **raw}).size("image_token_id")
-    return Vision(unquantized(b.program(out)), patching, token, windows=windows)
+    patching = MergedPatches(patch, merge, frames, 0, *image_sizes(processor), *clip_pixels(processor))
+    return Vision(unquantized(b.program(out)), patching, image_token(raw, _TOKEN), windows=windows)
 
 
 def _quick_gelu(b: Builder, x: Value) -> Value:

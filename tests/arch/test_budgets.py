@@ -31,7 +31,7 @@ class Room:
 ROOMS = (
     Room(
         "core",
-        10_475,
+        10_275,
         "scheduling, the programs of all model families, and sampling: the part to read in a weekend",
         (
             "types.py",
@@ -202,7 +202,7 @@ ROOMS = (
     ),
     Room(
         "images",
-        1_105,
+        1_305,
         "images of prompts: decoding, patches, towers, positions, and how backends keep what they give",
         (
             "images",
@@ -210,6 +210,8 @@ ROOMS = (
             "models/vision.py",
             "models/vision_qwen2.py",
             "models/vision_gemma.py",
+            "models/vision_gemma4.py",
+            "models/vision_pixtral.py",
             "program/ops/images.py",
             "backends/slot_images.py",
         ),
