@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asked import SETTINGS, Asked
 from tiny_vision import CONFIG3, MARKS3, PROCESSOR3, data_url, picture, write_gemma3
 
 from quire import LLM, SamplingParams
@@ -15,16 +16,19 @@ from quire.errors import ConfigError, RequestError
 from quire.images.patches import Normalization
 from quire.images.vision import Vision
 from quire.models import read_model
-from quire.outputs import RequestOutput
 
 TOKENS = 16  # of an image
 BEGIN, SOFT, END = MARKS3
-SETTINGS: dict[str, Any] = {"kv_cache_memory_bytes": 1 << 22, "max_model_len": 256}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gemma3(tmp_path_factory.mktemp("gemma3"))
+
+
+@pytest.fixture(scope="module")
+def asked(folder: Path) -> Asked:
+    return Asked(folder, f"\n\n{BEGIN}{SOFT}{END}\n\n")
 
 
 def tower(processor: dict[str, Any] = PROCESSOR3, **changes: Any) -> Vision:
@@ -86,16 +90,6 @@ def test_images_have_as_many_tokens_as_the_model_says() -> None:
         tower().bounded(15)
 
 
-def ask(folder: Path, images: tuple[int, ...] = (1,), **how: Any) -> RequestOutput:
-    """Continue a text with pictures, these random ones."""
-    data = {"multi_modal_data": {"image": [picture(seed) for seed in images]}} if images else {}
-    shown = "".join(f"So it is:\n\n{BEGIN}{SOFT}{END}\n\n" for _ in images)
-    with LLM(str(folder), **SETTINGS, **how) as llm:
-        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=3)
-        (output,) = llm.generate({"prompt": f"{shown}What is it?", "trusted": True, **data}, params)
-    return output
-
-
 def test_a_chat_has_what_the_processor_of_the_model_writes_for_an_image(folder: Path) -> None:
     """The template writes one mark; users who write it get text."""
     parts = [
@@ -113,24 +107,14 @@ def test_a_chat_has_what_the_processor_of_the_model_writes_for_an_image(folder: 
     assert [ids.count(mark) for mark in marks] == [1, TOKENS, 1]
 
 
-def answer(output: RequestOutput) -> Any:
-    return output.outputs[0].token_ids, output.outputs[0].logprobs
+def test_the_size_of_steps_changes_no_bit(asked: Asked) -> None:
+    asked.check_steps()
 
 
-def test_the_size_of_steps_changes_no_bit(folder: Path) -> None:
-    expected = answer(ask(folder, images=(1, 2)))
-    for how in ({"max_num_batched_tokens": 17}, {"max_num_prefill_tokens": 3}, {"block_size": 16}):
-        assert answer(ask(folder, images=(1, 2), **how)) == expected
-    assert answer(ask(folder, images=(2, 1))) != expected
-    assert answer(ask(folder, images=(1, 1))) != expected
-
-
-def test_an_image_that_no_step_has_room_for(folder: Path) -> None:
+def test_an_image_that_no_step_has_room_for(asked: Asked) -> None:
     with pytest.raises(RequestError, match="an image has 16 tokens, but this model computes it in one step"):
-        ask(folder, max_num_batched_tokens=15)
+        asked.ask(max_num_batched_tokens=15)
 
 
-def test_without_images_the_tower_is_left_out(folder: Path) -> None:
-    with pytest.raises(RequestError, match="reads no images"):
-        ask(folder, max_images=0)
-    assert answer(ask(folder, images=(), max_images=0)) == answer(ask(folder, images=()))
+def test_without_images_the_tower_is_left_out(asked: Asked) -> None:
+    asked.check_texts()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asked import SETTINGS, Asked, answer
 from tiny_vision import CONFIG4, CONFIG4E, MARKS4, PROCESSOR4, data_url, picture, write_gemma4
 
 from quire import LLM, SamplingParams
@@ -15,12 +16,10 @@ from quire.errors import ConfigError, RequestError
 from quire.images.sizes import TokenBudget
 from quire.images.vision import Vision
 from quire.models import read_model
-from quire.outputs import RequestOutput
 from quire.program import Program, ops
 
 TOKENS = 16  # of a square picture
 BEGIN, SOFT, END = MARKS4
-SETTINGS: dict[str, Any] = {"kv_cache_memory_bytes": 1 << 22, "max_model_len": 256}
 KINDS = {"large": CONFIG4, "small": CONFIG4E}
 SMALL = {"large": 120_000, "small": 64_000}  # bytes of a cache for one request and a little more
 
@@ -28,6 +27,11 @@ SMALL = {"large": 120_000, "small": 64_000}  # bytes of a cache for one request 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: write_gemma4(tmp_path_factory.mktemp(kind), config) for kind, config in KINDS.items()}
+
+
+@pytest.fixture(scope="module")
+def asked(folders: dict[str, Path]) -> dict[str, Asked]:
+    return {kind: Asked(folder, f"{BEGIN}{SOFT}{END}") for kind, folder in folders.items()}
 
 
 def read(processor: dict[str, Any] = PROCESSOR4, text: Any = None, **changes: Any) -> tuple[Program, Vision]:
@@ -132,20 +136,6 @@ def test_tokens_of_images_have_the_inputs_of_layers_that_padding_has() -> None:
         read(text={**CONFIG4E["text_config"], "pad_token_id": -1})
 
 
-def ask(folder: Path, images: tuple[int, ...] = (1,), **how: Any) -> RequestOutput:
-    """Continue a text with pictures, these random ones."""
-    data = {"multi_modal_data": {"image": [picture(seed) for seed in images]}} if images else {}
-    shown = "".join(f"So it is: {BEGIN}{SOFT}{END}" for _ in images)
-    with LLM(str(folder), **SETTINGS, **how) as llm:
-        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=3)
-        (output,) = llm.generate({"prompt": f"{shown}What is it?", "trusted": True, **data}, params)
-    return output
-
-
-def answer(output: RequestOutput) -> Any:
-    return output.outputs[0].token_ids, output.outputs[0].logprobs
-
-
 def test_a_chat_has_what_the_processor_of_the_model_writes_for_an_image(folders: dict[str, Path]) -> None:
     """The template writes one mark; users who write it get text."""
     parts = [
@@ -163,48 +153,22 @@ def test_a_chat_has_what_the_processor_of_the_model_writes_for_an_image(folders:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_size_of_steps_changes_no_bit(kind: str, folders: dict[str, Path]) -> None:
-    expected = answer(ask(folders[kind], images=(1, 2)))
-    for how in ({"max_num_batched_tokens": 17}, {"max_num_prefill_tokens": 3}, {"block_size": 16}):
-        assert answer(ask(folders[kind], images=(1, 2), **how)) == expected
-    assert answer(ask(folders[kind], images=(2, 1))) != expected
-    assert answer(ask(folders[kind], images=(1, 1))) != expected
+def test_the_size_of_steps_changes_no_bit(kind: str, asked: dict[str, Asked]) -> None:
+    asked[kind].check_steps()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_caches_neighbours_and_preemption_change_no_bit(kind: str, folders: dict[str, Path]) -> None:
-    """Prompts begin alike, are asked again, and do not all fit into the cache."""
-    prompts: list[Any] = [
-        {
-            "prompt": f"So it is: {BEGIN}{SOFT}{END}{'What is it?' * 2}{BEGIN}{SOFT}{END}",
-            "trusted": True,
-            "multi_modal_data": {"image": [picture(1), picture(seed)]},
-        }
-        for seed in (2, 3, 4, 2)
-    ]
-    params = SamplingParams(temperature=0, max_tokens=56, ignore_eos=True, logprobs=3)
-    how: dict[str, Any] = {"max_model_len": 128, "block_size": 16, "max_num_batched_tokens": 64}
-    with LLM(str(folders[kind]), **how, kv_cache_memory_bytes=1 << 22, enable_prefix_caching=False) as llm:
-        expected = [answer(llm.generate([one], params)[0]) for one in prompts]
-    assert expected[0] == expected[3] != expected[1]
-    with LLM(str(folders[kind]), **how, kv_cache_memory_bytes=1 << 22) as llm:
-        assert [answer(one) for one in llm.generate(prompts, params)] == expected
-        again = llm.generate(prompts, params)
-        assert [answer(one) for one in again] == expected
-        assert all(one.num_cached_tokens for one in again)
-    with LLM(str(folders[kind]), **how, kv_cache_memory_bytes=SMALL[kind]) as llm:
-        assert [answer(one) for one in llm.generate(prompts, params)] == expected
-        assert llm.engine.scheduler.num_preemptions > 0
+def test_caches_neighbours_and_preemption_change_no_bit(kind: str, asked: dict[str, Asked]) -> None:
+    asked[kind].check_company(SMALL[kind])
 
 
-def test_an_image_that_no_step_has_room_for(folders: dict[str, Path]) -> None:
+def test_an_image_that_no_step_has_room_for(asked: dict[str, Asked]) -> None:
     with pytest.raises(RequestError, match="an image has 16 tokens, but this model computes it in one step"):
-        ask(folders["large"], max_num_batched_tokens=15)
-    assert answer(ask(folders["small"], max_num_batched_tokens=15)) == answer(ask(folders["small"]))
+        asked["large"].ask(max_num_batched_tokens=15)
+    small = asked["small"]
+    assert answer(small.ask(max_num_batched_tokens=15)) == answer(small.ask())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_images_the_tower_is_left_out(kind: str, folders: dict[str, Path]) -> None:
-    with pytest.raises(RequestError, match="reads no images"):
-        ask(folders[kind], max_images=0)
-    assert answer(ask(folders[kind], images=(), max_images=0)) == answer(ask(folders[kind], images=()))
+def test_without_images_the_tower_is_left_out(kind: str, asked: dict[str, Asked]) -> None:
+    asked[kind].check_texts()

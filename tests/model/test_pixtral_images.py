@@ -9,26 +9,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asked import SETTINGS, Asked
 from tiny_vision import CONFIG_PIXTRAL, MARKS_PIXTRAL, PROCESSOR_PIXTRAL, data_url, picture, write_pixtral
 
 from quire import LLM, SamplingParams
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError
 from quire.images.patches import BoundedPatches
 from quire.images.positions import RotaryPositions
 from quire.images.sizes import LongestSide
 from quire.images.vision import Vision
 from quire.models import read_model
-from quire.outputs import RequestOutput
 from quire.types import PromptImage
 
 BREAK, IMG, END = MARKS_PIXTRAL
-SETTINGS: dict[str, Any] = {"kv_cache_memory_bytes": 1 << 22, "max_model_len": 256}
 SMALL_CACHE = 64_000  # bytes of a cache for one request and a little more
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pixtral(tmp_path_factory.mktemp("pixtral"))
+
+
+@pytest.fixture(scope="module")
+def asked(folder: Path) -> Asked:
+    return Asked(folder, IMG, 30, 20)
 
 
 def tower(processor: dict[str, Any] = PROCESSOR_PIXTRAL, whole: Any = None, **changes: Any) -> Vision:
@@ -128,20 +132,6 @@ def test_sizes_may_be_stated_in_several_ways(size: Any) -> None:
     assert tower({"patch_size": 14}).patching.size == LongestSide(8, 1024, 128**2)
 
 
-def ask(folder: Path, images: tuple[int, ...] = (1,), **how: Any) -> RequestOutput:
-    """Continue a text with pictures, these random ones."""
-    data = {"multi_modal_data": {"image": [picture(seed, 30, 20) for seed in images]}} if images else {}
-    shown = f"So it is: {IMG}" * len(images)
-    with LLM(str(folder), **SETTINGS, **how) as llm:
-        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=3)
-        (output,) = llm.generate({"prompt": f"{shown}What is it?", "trusted": True, **data}, params)
-    return output
-
-
-def answer(output: RequestOutput) -> Any:
-    return output.outputs[0].token_ids, output.outputs[0].logprobs
-
-
 def test_rows_of_an_image_end_with_tokens_of_their_own(folder: Path) -> None:
     """The template writes one mark; users who write marks get text."""
     parts = [
@@ -158,43 +148,16 @@ def test_rows_of_an_image_end_with_tokens_of_their_own(folder: Path) -> None:
     assert [ids.count(mark) for mark in sorted({*ids})[-3:]] == [2, 12, 1]
 
 
-def test_the_size_of_steps_changes_no_bit(folder: Path) -> None:
-    expected = answer(ask(folder, images=(1, 2)))
-    for how in ({"max_num_batched_tokens": 17}, {"max_num_prefill_tokens": 3}, {"block_size": 16}):
-        assert answer(ask(folder, images=(1, 2), **how)) == expected
-    assert answer(ask(folder, images=(2, 1))) != expected
-    assert answer(ask(folder, images=(1, 1))) != expected
+def test_the_size_of_steps_changes_no_bit(asked: Asked) -> None:
+    asked.check_steps()
 
 
-def test_caches_neighbours_and_preemption_change_no_bit(folder: Path) -> None:
-    """Prompts begin alike, are asked again, and do not all fit into the cache."""
-    prompts: list[Any] = [
-        {
-            "prompt": f"So it is: {IMG}{'What is it?' * 2}{IMG}",
-            "trusted": True,
-            "multi_modal_data": {"image": [picture(1, 30, 20), picture(seed, 30, 20)]},
-        }
-        for seed in (2, 3, 4, 2)
-    ]
-    params = SamplingParams(temperature=0, max_tokens=56, ignore_eos=True, logprobs=3)
-    how: dict[str, Any] = {"max_model_len": 128, "block_size": 16, "max_num_batched_tokens": 64}
-    with LLM(str(folder), **how, kv_cache_memory_bytes=1 << 22, enable_prefix_caching=False) as llm:
-        expected = [answer(llm.generate([one], params)[0]) for one in prompts]
-    assert expected[0] == expected[3] != expected[1]
-    with LLM(str(folder), **how, kv_cache_memory_bytes=1 << 22) as llm:
-        assert [answer(one) for one in llm.generate(prompts, params)] == expected
-        again = llm.generate(prompts, params)
-        assert [answer(one) for one in again] == expected
-        assert all(one.num_cached_tokens for one in again)
-    with LLM(str(folder), **how, kv_cache_memory_bytes=SMALL_CACHE) as llm:
-        assert [answer(one) for one in llm.generate(prompts, params)] == expected
-        assert llm.engine.scheduler.num_preemptions > 0
+def test_caches_neighbours_and_preemption_change_no_bit(asked: Asked) -> None:
+    asked.check_company(SMALL_CACHE)
 
 
-def test_without_images_the_tower_is_left_out(folder: Path) -> None:
-    with pytest.raises(RequestError, match="reads no images"):
-        ask(folder, max_images=0)
-    assert answer(ask(folder, images=(), max_images=0)) == answer(ask(folder, images=()))
+def test_without_images_the_tower_is_left_out(asked: Asked) -> None:
+    asked.check_texts()
 
 
 def test_a_tokenizer_without_the_tokens_between_rows(folder: Path, tmp_path: Path) -> None:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from driver import Driver
 from oracle import torch, transformers
-from pictures import IMAGE, picture, prompt
+from pictures import IMAGE, check_answers, picture, prompt
 
-from quire.backends.reference import ReferenceBackend
 from quire.backends.slot_images import pixels_of
 from quire.models import read_model
-from quire.program.passes import fuse
 from quire.weights.folder import ModelFolder
-from quire.weights.load import load
-from quire.weights.plan import plan
-from quire.weights.renamed import under_own_names
 
 TEXT = {
     "vocab_size": 260,
@@ -111,25 +103,4 @@ def test_images_of_mistral(kind: str, tmp_path: Path) -> None:
         assert pixels.shape[1:] == tuple(size)
         assert np.abs(pixels - expected[:, : size[0], : size[1]]).max() < 1e-6
 
-    tokens = torch.tensor([ids])
-    greedy = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    with torch.no_grad():
-        expected = theirs(input_ids=tokens, **given).logits[0].log_softmax(dim=-1).numpy()
-        answer = theirs.generate(tokens, **given, attention_mask=torch.ones_like(tokens), **greedy)
-
-    program = fuse(model.program)
-    specs = replace(program, ops=(*program.ops, *vision.program.ops)).weights()
-    weights = load(plan(specs, under_own_names(specs, source.tensors())))
-    size = {"num_blocks": [64] * len(program.cache_groups), "block_size": 16, "num_slots": 1}
-    scores = []
-    for chunks in ((len(ids),), (2, 7, 1, 1, 19), (4, 6, 5, 1, 3)):
-        run = Driver(program, ReferenceBackend(program, weights, **size, vision=vision))
-        sequence, counts = run.admit(0, ids, images=tuple(ours)), chain(chunks, repeat(1))
-        while len(sequence.tokens) < len(ids) + 16:
-            run.step((sequence, min(next(counts), len(sequence.tokens) - sequence.computed)))
-        assert sequence.tokens == answer[0].tolist()
-        scores.append(sequence.scores())
-    assert scores[0] == scores[1] == scores[2], "chunks change bits"
-    for position in range(1, len(ids)):
-        apart = [one.logprob - expected[position - 1][one.token_id] for one in scores[0][position]]
-        assert np.abs(apart).max() < 1e-4, position
+    check_answers(theirs, given, source, model, ids, ours, [(2, 7, 1, 1, 19), (4, 6, 5, 1, 3)])
