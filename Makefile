@@ -1,5 +1,6 @@
 # make run    chat with the embedded demo model        make test   lint and tests
-# Everything happens in .venv; variables: PYTHON (the interpreter to begin with), ARGS (passed on).
+# Everything happens in .venv; variables: PYTHON (the interpreter to begin with), ARGS (passed on), SETS (the instruction
+# sets with kernels: best, here or all; by default the best of this machine to run, and what runs here to test).
 
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -8,12 +9,14 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 # With tools of .venv: in an environment of its own, pip would compile everything again each time.
 EDITABLE := $(PIP) install --no-build-isolation --editable
+TESTED := --config-settings=cmake.define.QUIRE_TWIN=ON --config-settings=cmake.define.QUIRE_SETS=$(or $(SETS),here)
 
 # Test processes run side by side: one thread each for matrix products.
 TEST_ENV := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
+CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 
-.PHONY: help run test servers lint format oracle clients ray cuda cubins browser chromium agents endurance exact sanitize deployment arm sdist wheel clean
+.PHONY: help run test servers lint format kernels oracle clients ray cuda cubins browser chromium agents endurance exact sanitize deployment arm sdist wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -39,6 +42,10 @@ format: .venv/.test  ## write every file in the one format
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(wildcard csrc/*.* csrc/*/*.*)
+
+kernels: .venv/.tools  ## compile the kernels for every instruction set (ARGS="--target quire_avx512_amx" for one)
+	$(CMAKE) -B build/kernels -DQUIRE_WERROR=ON -DQUIRE_TWIN=ON >/dev/null
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/kernels $(ARGS)
 
 oracle: .venv/.oracle  ## compare with PyTorch and transformers (installs them)
 	$(PYTEST) -n auto tests/oracle $(ARGS)
@@ -82,9 +89,8 @@ exact: .venv/.test  ## compare 10,000 random requests with and without drafts (A
 # The sanitizer must be there before Python is, and the C++ library, whose exceptions it watches, with it; leaks are
 # Python's own, it never frees all.
 SANITIZE ?= address,undefined
-sanitize: .venv/.test  ## native tests with sanitizers in the core (SANITIZE=thread for races, WIDEST=1 for one instruction set)
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize-$(SANITIZE) -G Ninja -DQUIRE_SANITIZE=$(SANITIZE) \
-	  -DQUIRE_WERROR=ON -DQUIRE_WIDEST=$(if $(WIDEST),ON,OFF) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python >/dev/null
+sanitize: .venv/.test  ## native tests with sanitizers in the core (SANITIZE=thread for races, SETS=best for one instruction set)
+	$(CMAKE) -B build/sanitize-$(SANITIZE) -DQUIRE_SANITIZE=$(SANITIZE) -DQUIRE_WERROR=ON -DQUIRE_SETS=$(or $(SETS),here) >/dev/null
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize-$(SANITIZE)
 	LD_PRELOAD="$$($(CXX) -print-file-name=lib$(if $(findstring thread,$(SANITIZE)),tsan,asan).so) \
 	  $$($(CXX) -print-file-name=libstdc++.so)" \
@@ -132,17 +138,17 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.*)
 
 .venv/.run: .venv/.tools pyproject.toml $(NATIVE)
 	@echo 'quire: building and installing into .venv (once; some minutes) ...' >&2
-	@$(EDITABLE) .
+	@$(EDITABLE) . --config-settings=cmake.define.QUIRE_SETS=$(or $(SETS),best)
 	@touch $@
 
 .venv/.test: .venv/.tools pyproject.toml $(NATIVE)
 	@echo 'quire: building and installing with the tools for tests into .venv (once; some minutes) ...' >&2
-	@$(EDITABLE) '.[test]' --config-settings=cmake.define.QUIRE_TWIN=ON
+	@$(EDITABLE) '.[test]' $(TESTED)
 	@touch $@ .venv/.run
 
 .venv/.oracle: .venv/.test
 	@echo 'quire: installing PyTorch and transformers into .venv (once; about 1 GB) ...' >&2
-	@$(EDITABLE) '.[test,oracle]' --config-settings=cmake.define.QUIRE_TWIN=ON
+	@$(EDITABLE) '.[test,oracle]' $(TESTED)
 	@touch $@
 
 .clients/.done: tests/clients/requirements.txt | .venv/bin/python

@@ -6,10 +6,10 @@
     python scripts/emulate.py --cpu arrow_lake BOCHS -- tests/native/test_ops.py -k avx2_vnni
 
 Bochs emulates a whole computer, whose processor is a Sapphire Rapids or another that it knows. Linux,
-Python and this folder with its .venv, which `make .venv/.test` builds before, run there. Up to 100 million
-instructions a second are emulated, and pytest takes minutes to start, so name few files and one set: `-k`
-takes what pytest does. The exit status is that of pytest. Bochs has no XFD, without which Linux hides AMX;
-of that set its twin runs. To build Bochs:
+Python and this folder with its .venv, which `make -B .venv/.test SETS=all` builds before, run there. Up to
+100 million instructions a second are emulated, and pytest takes minutes to start, so name few files and
+one set: `-k` takes what pytest does. The exit status is that of pytest. Bochs has no XFD, without which
+Linux hides AMX; of that set its twin runs. To build Bochs:
 
     git clone https://github.com/bochs-emu/Bochs && cd Bochs/bochs
     CXXFLAGS="-O3 -march=native" ./configure --enable-cpu-level=6 --enable-x86-64 --enable-avx --enable-evex \

@@ -217,11 +217,14 @@ def usable_cores() -> int:
 
 def _chosen_isa() -> str:
     runnable, asked = _core.isas(), instruction_set()
+    if not runnable:
+        raise ConfigError("Quire was built for another processor", "build it here, or for all: pip install .")
     if asked is None:
         return runnable[0]
     if asked not in runnable:
         raise ConfigError(
-            f"QUIRE_ISA = {asked!r} is not supported by this machine", f"it supports {', '.join(runnable)}"
+            f"QUIRE_ISA = {asked!r} is not an instruction set of this machine that Quire was built for",
+            f"those are {', '.join(runnable)}; `make run` builds for the best, `pip install .` for all",
         )
     return asked
 
