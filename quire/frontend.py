@@ -21,6 +21,7 @@ from quire.models.model import Model
 from quire.models.purpose import check_task
 from quire.sampling_params import SamplingParams, default_sampling_params
 from quire.text.chat_template import MAX_CHARACTERS, ChatTemplate, LongConversation, PromptText
+from quire.text.infill import Infill, OtherFile
 from quire.text.renderer import Segment
 from quire.text.tokenizer import Tokenizer, find_tokenizer
 from quire.types import NewRequest, PromptImage
@@ -103,6 +104,7 @@ class Frontend:
         if self.tokenizer:
             self._check_tokenizer(self.tokenizer)
             self.tokenizer.chat_template = self.chat_template
+        self.infill = Infill.of(self.tokenizer, model.config.vocab_size) if self.tokenizer else None
         names = self.tokenizer.control_tokens if self.tokenizer else {}
         self.grammars = GrammarCompiler(model.config.vocab_size, names)
         self.images: PromptImages | None = None
@@ -270,6 +272,31 @@ class Frontend:
         self.check_length(rendered.text, "messages")
         ids = tokenizer.encode_segments(self._written(rendered.segments))
         return self._with_images(Encoded(tuple(ids), rendered.text), sources)
+
+    def encode_infill(
+        self,
+        prefix: str,
+        suffix: str,
+        begun: str = "",
+        files: Sequence[OtherFile] = (),
+        room: int | None = None,
+    ) -> Encoded:
+        """Encode two texts for what is between them; with `room`, cut to so many tokens.
+
+        Raises RequestError if the model has no tokens for it. See `Infill.encode`.
+        """
+        if self.infill is None:
+            hint = "take one with tokens such as <|fim_prefix|>, like Qwen2.5-Coder"
+            problem = "suffix is not supported: this model does not fill in text between two others"
+            raise RequestError(problem, hint, "suffix", "unsupported_parameter")
+        if room is not None:  # what surely does not fit is not encoded
+            most = room * LONGEST_TOKEN
+            prefix, suffix = prefix[-most:], suffix[:most]
+            long = (number for number, other in enumerate(files, 1) if len(other.text) > most)
+            files = files[max(long, default=0) :]
+        for text in (prefix, suffix, begun):
+            self.check_length(text)
+        return Encoded(tuple(self.infill.encode(prefix, suffix, begun, files, room)))
 
     def _blind(self, sources: Sequence[Source]) -> RequestError:
         where = sources[0].where

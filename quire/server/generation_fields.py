@@ -9,6 +9,7 @@ from msgspec import Meta, Struct, defstruct
 from starlette.requests import Request
 
 from quire.errors import RequestError
+from quire.frontend import Frontend
 from quire.sampling_params import MAX_INT32, StructuredOutputsParams
 from quire.server.unsupported_fields import (
     IGNORED,
@@ -82,6 +83,12 @@ def refuse(request: SamplingFields, refused: Mapping[str, str | None]) -> None:
 def given_of(request: SamplingFields) -> dict[str, Any]:
     """Return the fields for SamplingParams.from_dict that the request gives."""
     return {name: value for name in SAMPLING if (value := getattr(request, name)) is not None}
+
+
+def end_infill(sampling: dict[str, Any], frontend: Frontend) -> None:
+    """Add the tokens that end what a model fills in to fields for SamplingParams.from_dict."""
+    if frontend.infill is not None and not sampling.get("ignore_eos"):
+        sampling["stop_token_ids"] = [*sampling.get("stop_token_ids", ()), *frontend.infill.end_ids]
 
 
 def structure_of(kind: str, schema: dict[str, Any] | None, name: str) -> StructuredOutputsParams:

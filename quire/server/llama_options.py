@@ -11,7 +11,7 @@ from quire.server.unsupported_fields import REFUSED
 
 RANDOM_SEED = (1 << 32) - 1  # llama.cpp stores -1 as this
 SUPPORTED = frozenset({"repeat_penalty", "repeat_last_n"})  # refused by the other interfaces
-_PENALTIES_OFF = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+PENALTIES_OFF = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 class LlamaSampling(SamplingFields, kw_only=True):
@@ -28,7 +28,7 @@ def sampling_of(asked: LlamaSampling, supported: Collection[str] = SUPPORTED) ->
     if asked.repeat_penalty is not None:
         given["repetition_penalty"] = asked.repeat_penalty
     if asked.repeat_last_n == 0:
-        given |= _PENALTIES_OFF
+        given |= PENALTIES_OFF
     if asked.seed == RANDOM_SEED:
         del given["seed"]
     if asked.stop is not None:

@@ -12,19 +12,16 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.engine.client import Stream
-from quire.errors import EngineDead, Overloaded, QuireError, RequestError
+from quire.errors import EngineDead, Overloaded, QuireError
 from quire.frontend import Encoded
 from quire.outputs import RequestOutput
-from quire.request_reader import RequestReader
 from quire.sampling_params import SamplingParams
 from quire.server.body import LARGE_BYTES, MAX_BODY_BYTES, parse, too_large
-from quire.server.engine_metrics import EngineMetrics
-from quire.server.errors import GenerationFailed, report, response_for
+from quire.server.errors import report, response_for
+from quire.server.prompt_run import PromptRun
 from quire.server.service import DRAIN_RETRY_S, ServiceState
-from quire.server.timings import Deliveries, delivery_ms, logged, receipt_ms, server_timing
-from quire.text.tokenizer import Tokenizer
-from quire.types import Failure, NewRequest, Output
+from quire.server.timings import delivery_ms, logged, receipt_ms, server_timing
+from quire.types import NewRequest, Output
 
 MANY_TOKENS = 1 << 15  # of prompts: from here on they are checked in a thread, not on the event loop
 MANY_PROMPTS = SUBMITTED_AT_ONCE = 32
@@ -34,44 +31,6 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
-
-
-class PromptRun(RequestReader):
-    """One prompt of a request in the engine: its stream, its text so far, and its deliveries."""
-
-    def __init__(self, request: NewRequest, prompt: Encoded, tokenizer: Tokenizer | None, stream: Stream):
-        super().__init__(request, prompt.text, tokenizer)
-        self.stream = stream
-        self.is_queued = True  # no output has come
-        self.deliveries = Deliveries()
-
-    @property
-    def finished(self) -> bool:
-        return self.output.finished
-
-    def take(self, outputs: list[Output], now: float, metrics: EngineMetrics) -> None:
-        """Read outputs of the engine.
-
-        Raises GenerationFailed for a sequence that failed, RequestError where its parameters caused that.
-        """
-        num_tokens = sum(len(output.token_ids) for output in outputs)
-        gap_s = self.deliveries.add(now)
-        if gap_s is None:
-            metrics.first_tokens(self.request, num_tokens, outputs[0].num_cached_tokens)
-        else:
-            metrics.next_tokens(num_tokens, gap_s)
-        for output in outputs:
-            if self.push(output):
-                self.stream.abort(output.sequence)
-            if output.finish_reason is not None:
-                reason = self.output.outputs[output.sequence].finish_reason
-                if reason == "error":
-                    failure = output.error or Failure("the request failed")
-                    kind = RequestError if failure.by_request else GenerationFailed
-                    raise kind(failure.message)
-                if reason == "abort":
-                    raise EngineDead("the request was ended")
-        self.take_deltas()
 
 
 class ServerRequest:
@@ -153,7 +112,8 @@ class ServerRequest:
                     yield await self._advance(0, await prompt.stream.get())
             else:
                 async for index, outputs in self._merged():
-                    yield await self._advance(index, outputs)
+                    if not self.prompts[index].finished:
+                        yield await self._advance(index, outputs)
             self.end_s = time.monotonic()
         except Exception as error:
             self.failure = error

@@ -202,9 +202,9 @@ def fields_of(*types: Any) -> set[str]:
 
 def completion_task(asked: CompletionRequest) -> Any:
     """All that decides the tokens."""
-    params = params_of(asked, SimpleNamespace(default_params={}))  # type: ignore[arg-type]
+    params = params_of(asked, SimpleNamespace(default_params={}, infill=None))  # type: ignore[arg-type]
     names = ("prompt", "echo", "add_special_tokens", "truncate_prompt_tokens", "truncation_side", "priority")
-    return params, [getattr(asked, name) for name in (*names, "cache_salt")]
+    return params, [getattr(asked, name) for name in (*names, "cache_salt")], asked.suffix or None
 
 
 TURNS = [{"role": "user", "content": "Hi"}]
@@ -234,6 +234,7 @@ INTERFACES = {
             *("max_completion_tokens", "messages", "parallel_tool_calls", "reasoning_effort", "tool_choice"),
             *("tools", "top_logprobs"),
         },
+        done={"suffix"},
     ),
     "responses": Interface(
         ResponseRequest,

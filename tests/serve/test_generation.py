@@ -21,7 +21,7 @@ from quire.server.errors import GenerationFailed
 from quire.server.logprob_json import finite
 from quire.server.openai.completions import CompletionRun
 from quire.server.openai.protocol import CompletionRequest
-from quire.server.request import PromptRun
+from quire.server.prompt_run import PromptRun
 from quire.text.tokenizer import Tokenizer
 from quire.types import Failure, NewRequest, Output
 

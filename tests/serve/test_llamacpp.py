@@ -223,7 +223,6 @@ ASKED_FOR: dict[str, Any] = {
     **dict.fromkeys({*REFUSED, *REFUSED_HERE}.difference(SUPPORTED, {"penalize_nl"}), 0.5),
     "min_keep": 2,
     "n": 2,
-    "n_predict": 0,
     "n_probs": 21,
     "prompt_logprobs": 1,
     "repeat_penalty": 5,

@@ -392,7 +392,7 @@ def test_turns_as_templates_read_them() -> None:
         },
         {"role": "tool", "content": "rain", "tool_name": "f", "tool_call_id": "call_a"},
     ]
-    (task, _) = chat_task(msgspec.convert({"messages": turns}, OllamaChatRequest), _service())
+    (task, *_) = chat_task(msgspec.convert({"messages": turns}, OllamaChatRequest), _service())
     function = {"name": "f", "arguments": {"a": 1}}
     assert isinstance(task, ChatTask)
     assert list(task.messages) == [
@@ -425,7 +425,7 @@ def test_calls_without_ids_are_given_some() -> None:
         {"role": "assistant", "tool_calls": [call("f")]},
         *(result(), result()),
     ]
-    (task, _) = chat_task(msgspec.convert({"messages": turns}, OllamaChatRequest), _service())
+    (task, *_) = chat_task(msgspec.convert({"messages": turns}, OllamaChatRequest), _service())
     assert task is not None
     calls = [one["id"] for message in task.messages for one in message.get("tool_calls", ())]
     assert calls == ["call00001", "call00002", "own", "call00004"]

@@ -161,7 +161,8 @@ def test_cached_beginnings_of_another_key(tmp_path: Path, tenants_apart: bool) -
 TELL_WHAT_IS_LEFT = """
 import gc, signal
 from quire.outputs import RequestOutput
-from quire.server.request import PromptRun, ServerRequest
+from quire.server.prompt_run import PromptRun
+from quire.server.request import ServerRequest
 from quire.text.answer import AnswerParser
 kinds = ServerRequest, PromptRun, RequestOutput, AnswerParser
 gc.disable()

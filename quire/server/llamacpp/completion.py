@@ -1,13 +1,15 @@
-"""llama.cpp's /completion."""
+"""llama.cpp's /completion and /infill."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator
+import math
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from msgspec import UNSET, Raw
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,12 +20,15 @@ from quire.outputs import CompletionOutput, Logprob
 from quire.sampling_params import SamplingParams
 from quire.server import llama_options
 from quire.server.chat_task import fitted
-from quire.server.errors import LlamacppErrorBody
+from quire.server.errors import HTTPRefusal, LlamacppErrorBody
 from quire.server.event_stream import EventStream, encode, grouped, id_groups, pieces
 from quire.server.generation_fields import prompt_list, response_warnings
 from quire.server.llamacpp import protocol
+from quire.server.llamacpp.line_ends import LineEnds
 from quire.server.llamacpp.protocol import (
     Continuation,
+    ContinuationRequest,
+    InfillRequest,
     LlamacppCompletionRequest,
     PartialContinuation,
     Timings,
@@ -31,8 +36,10 @@ from quire.server.llamacpp.protocol import (
 )
 from quire.server.logprob_json import ChatLogprobs, LogprobCursor, Position, keep, num_new
 from quire.server.openapi import describes
-from quire.server.request import PromptRun, ServerRequest, handle_of, offloaded, read
+from quire.server.prompt_run import PromptRun
+from quire.server.request import ServerRequest, handle_of, offloaded, read
 from quire.server.timings import generation_ms
+from quire.text.infill import OtherFile
 
 
 @describes(
@@ -43,12 +50,36 @@ from quire.server.timings import generation_ms
 )
 async def completion(request: Request) -> Response:
     """Return a continuation of each prompt, or the stream of them."""
+    return await _continue(request, LlamacppCompletionRequest, _encode)
+
+
+@describes(
+    "Fill in the text between two others, in llama.cpp's form",
+    InfillRequest,
+    Continuation,
+    streams=PartialContinuation | Continuation,
+)
+async def infill(request: Request) -> Response:
+    """Return the text between two others, or the stream of it; what does not fit in the context is cut."""
+    frontend = handle_of(request).service.frontend
+    if frontend.infill is None:
+        hint = "it has no tokens such as <|fim_prefix|>; code models have, like Qwen2.5-Coder"
+        raise HTTPRefusal(501, "this model does not fill in text between two others", hint)
+    return await _continue(request, InfillRequest, _encode_infill)
+
+
+R = TypeVar("R", bound=ContinuationRequest)
+
+
+async def _continue(
+    request: Request, type_: type[R], encode: Callable[[Frontend, R, SamplingParams], list[Encoded]]
+) -> Response:
     handle = handle_of(request)
     service = handle.service
     convert = partial(params_of, frontend=service.frontend)
-    asked, unknown, params = await read(request, LlamacppCompletionRequest, convert)
+    asked, unknown, params = await read(request, type_, convert)
     model, handle.adapter = service.check_name(asked.model)
-    prompts = await service.in_thread(_encode, service.frontend, asked, params)
+    prompts = await service.in_thread(encode, service.frontend, asked, params)
     with protocol.named():
         await handle.submit(prompts, [params] * len(prompts))
     idle = llama_options.without_effect(asked) + protocol.without_effect(asked)
@@ -56,6 +87,15 @@ async def completion(request: Request) -> Response:
     if asked.stream:
         return EventStream(run.events(), _failed, b"")
     return Response(await run.whole(), media_type="application/json")
+
+
+def _encode_infill(frontend: Frontend, asked: InfillRequest, params: SamplingParams) -> list[Encoded]:
+    """Encode the prompt, with a quarter of the context for an answer without a limit."""
+    context = frontend.max_model_len
+    room = max(1, context - (context // 4 if params.max_tokens is None else params.max_tokens))
+    files = [OtherFile(one.filename, one.text) for one in asked.input_extra or ()]
+    prompt = frontend.encode_infill(asked.input_prefix, asked.input_suffix, asked.prompt or "", files, room)
+    return [fitted(prompt, None, params, frontend)]
 
 
 def _failed(error: Exception) -> bytes:
@@ -98,21 +138,36 @@ class Probabilities(ChatLogprobs):
 
 @dataclass(slots=True)
 class _PromptCursor:
-    """One prompt: its index in the request, its only sequence, and the cursor over that."""
+    """One prompt: its index in the request, its only sequence, cursors over its tokens and its lines."""
 
     index: int
     run: PromptRun
     choice: CompletionOutput
     cursor: LogprobCursor
+    lines: LineEnds
+    num_sent: int = 0  # characters
     ended: bool = False
+
+    def look(self) -> None:
+        """Look at new text, and end the sequence where that ends it."""
+        self.lines.look(self.choice.text, generation_ms(self.run.output, self.run.deliveries)[1])
+        if self.lines.reached and not self.run.finished:
+            self.run.end()
+
+    @property
+    def text(self) -> str:
+        """The text so far that belongs to the continuation."""
+        open_ended = self.run.finished and not self.lines.reached
+        return self.choice.text if open_ended else self.choice.text[: self.lines.num_certain]
 
 
 class LlamacppCompletionRun:
     """Continuations of a request's prompts, as one response or as the events of a stream."""
 
     def __init__(
-        self, asked: LlamacppCompletionRequest, handle: ServerRequest, model: str, warnings: list[str]
+        self, asked: ContinuationRequest, handle: ServerRequest, model: str, warnings: list[str]
     ) -> None:
+        self._silent = protocol.is_silent(asked)
         self._asked, self._handle, self._frontend = asked, handle, handle.service.frontend
         self._model, self._warnings = model, warnings
         tokenizer, k = self._frontend.need_tokenizer(), asked.n_probs
@@ -120,11 +175,14 @@ class LlamacppCompletionRun:
         for index, prompt in enumerate(handle.prompts):
             (choice,) = prompt.output.outputs
             cursor = LogprobCursor(choice, Probabilities(tokenizer, k, as_ids=False) if k else None)
-            self._prompts.append(_PromptCursor(index, prompt, choice, cursor))
+            limit_ms = asked.t_max_predict_ms or 0
+            lines = LineEnds(asked.n_indent or 0, limit_ms if limit_ms > 0 else math.inf)
+            self._prompts.append(_PromptCursor(index, prompt, choice, cursor, lines))
 
     async def whole(self) -> bytes:
         """Return the response: an object or, for several prompts, a list of them."""
         async for index, _ in self._handle:
+            self._prompts[index].look()
             cursor = self._prompts[index].cursor
             await offloaded(num_new([cursor]), keep, [cursor])
         return await offloaded(sum(len(p.cursor.kept) for p in self._prompts), self._reply)
@@ -133,33 +191,37 @@ class LlamacppCompletionRun:
         replies = []
         for prompt in self._prompts:
             reply = self._final_event(prompt)
-            reply.content = prompt.choice.text
             reply.prompt = self._text(prompt)
-            if self._asked.return_tokens:
-                reply.tokens = prompt.choice.token_ids
-            if prompt.cursor.shape is not None:
-                reply.completion_probabilities = Raw(prompt.cursor.shape.join(prompt.cursor.kept))
-            replies.append(reply)
+            if not self._silent:
+                reply.content = prompt.text
+                if self._asked.return_tokens:
+                    reply.tokens = prompt.choice.token_ids
+                if prompt.cursor.shape is not None:
+                    reply.completion_probabilities = Raw(prompt.cursor.shape.join(prompt.cursor.kept))
+            replies.append(self._chosen(reply))
         return encode(replies[0] if len(replies) == 1 else replies)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the events of all prompts. The last event of each has the reason it ended."""
         async for index, _ in self._handle:
             prompt = self._prompts[index]
+            prompt.look()
             if events := await offloaded(num_new([prompt.cursor]), self._new_events, prompt):
                 yield events
 
     def _new_events(self, prompt: _PromptCursor) -> bytes:
-        events = [*self._partial_events(prompt)]
+        events: list[Any] = [*self._partial_events(prompt)] if not self._silent else []
         if prompt.choice.finish_reason is not None and not prompt.ended:
             prompt.ended = True
-            events.append(self._final_event(prompt))
+            events.append(self._chosen(self._final_event(prompt)))
         return b"".join(b"data: %s\n\n" % encode(event) for event in events)
 
     def _partial_events(self, prompt: _PromptCursor) -> Iterator[PartialContinuation]:
         """Yield new text and tokens, in events of limited length."""
         token_ids, positions = prompt.cursor.advance()
-        texts = pieces(prompt.choice.delta) if prompt.choice.delta else ()
+        text = prompt.text[prompt.num_sent :]
+        prompt.num_sent += len(text)
+        texts = pieces(text) if text else ()
         for text, ids, group in zip_longest(texts, id_groups(token_ids), grouped(positions)):
             part = PartialContinuation(
                 index=prompt.index,
@@ -177,20 +239,21 @@ class LlamacppCompletionRun:
     def _final_event(self, prompt: _PromptCursor) -> Continuation:
         """Return the last event of a prompt: the reason it ended, counts and times."""
         choice, output = prompt.choice, prompt.run.output
+        num_predicted = 0 if self._silent else len(choice.token_ids)
         max_model_len, params = self._frontend.max_model_len, prompt.run.request.params
         stop_type, num_tokens = "limit", len(output.prompt_token_ids) + len(choice.token_ids)
-        if choice.finish_reason == "stop":
+        if choice.finish_reason == "stop" and not self._silent and not prompt.lines.reached:
             stop_type = "word" if isinstance(choice.stop_reason, str) else "eos"
         return Continuation(
             index=prompt.index,
             content="",
             stop=True,
-            tokens_predicted=len(choice.token_ids),
+            tokens_predicted=num_predicted,
             tokens_evaluated=len(output.prompt_token_ids),
             tokens_cached=output.num_cached_tokens,
             model=self._model,
             generation_settings=protocol.settings_of(params, max_model_len),
-            has_new_line="\n" in choice.text,
+            has_new_line="\n" in prompt.text,
             truncated=stop_type == "limit" and num_tokens >= max_model_len,
             stop_type=stop_type,
             stopping_word=str(choice.stop_reason) if stop_type == "word" else "",
@@ -198,12 +261,27 @@ class LlamacppCompletionRun:
             warnings=self._warnings or UNSET,
         )
 
+    def _chosen(self, reply: Continuation) -> Continuation | dict[str, Any]:
+        """Return a reply, or the fields of it that the request names."""
+        if not self._asked.response_fields:
+            return reply
+        known, chosen = msgspec.json.decode(encode(reply)), {}
+        for name in self._asked.response_fields:
+            found = known
+            for key in name.split("/"):
+                found = found.get(key, UNSET) if isinstance(found, dict) else UNSET
+            if found is not UNSET:
+                chosen[name] = found
+        return chosen
+
     def _timings(self, prompt: _PromptCursor) -> Timings:
         """Return the times of a prompt; rates without tokens are 0."""
         output = prompt.run.output
         prompt_ms, predicted_ms = generation_ms(output, prompt.run.deliveries)
+        if not prompt_ms and prompt.run.deliveries.first_s is not None:  # known at the end of a sequence
+            prompt_ms = (prompt.run.deliveries.first_s - self._handle.arrival_s) * 1e3
         num_prompt = len(output.prompt_token_ids) - output.num_cached_tokens
-        num_predicted = len(prompt.choice.token_ids)
+        num_predicted = 0 if self._silent else len(prompt.choice.token_ids)
         timings = Timings(
             output.num_cached_tokens,
             *_rates(num_prompt, prompt_ms),

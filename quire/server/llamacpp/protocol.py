@@ -1,4 +1,4 @@
-"""Request and response of /completion, and the sampling parameters of a request."""
+"""Requests and response of /completion and /infill, and the sampling parameters of a request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quire.sampling_params import (
 )
 from quire.server import llama_options
 from quire.server.field_names import renaming_fields
-from quire.server.generation_fields import refuse
+from quire.server.generation_fields import end_infill, refuse
 from quire.server.llama_options import LlamaSampling
 from quire.server.unsupported_fields import OFF_FROM, OFF_UP_TO
 from quire.text.tokenizer import Tokenizer
@@ -31,7 +31,6 @@ REFUSED_HERE = {
     **dict.fromkeys(("n", "n_cmpl"), "send the prompt several times"),
     "image_data": "send images in messages to /v1/chat/completions",
     "prompt_logprobs": "use /v1/completions",
-    "response_fields": "responses have all fields",
     "system_prompt": "include it in the prompt",
 }
 # Fields of unsupported_fields.REFUSED that this interface supports.
@@ -39,16 +38,26 @@ SUPPORTED = (
     *llama_options.SUPPORTED,
     "grammar",
     "json_schema",
+    "n_indent",
     "n_predict",
     "n_probs",
     "return_tokens",
     "samplers",
+    "t_max_predict_ms",
+    "t_max_prompt_ms",  # has no effect in llama.cpp
 )
 # Samplers in llama.cpp's default order, and those that are supported here.
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 ACTIVE = ("top_k", "top_p", "min_p", "temperature")
+_WITHOUT: dict[str, dict[str, Any]] = {
+    "penalties": llama_options.PENALTIES_OFF,
+    "top_k": {"top_k": 0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "temperature": {"temperature": 1.0},
+}
 _SPELLINGS = {"top-k": "top_k", "top-p": "top_p", "min-p": "min_p", "temp": "temperature"}
-_LETTERS = {"k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
+_LETTERS = dict(zip("edskypmxti", (*SAMPLERS, "infill"), strict=True))
 _NAMES = {
     r"^max_tokens\b": "n_predict",
     r"^repetition_penalty\b": "repeat_penalty",
@@ -61,16 +70,22 @@ _NAMES = {
 Bias = Annotated[Any, Meta(extra_json_schema={"type": ["number", "boolean"]})]
 
 
-class LlamacppCompletionRequest(LlamaSampling, kw_only=True):
-    """Body of /completion. `prompt` is text, token ids, a list of both, or a list of prompts."""
+class ContinuationRequest(LlamaSampling, kw_only=True):
+    """Fields of /completion and /infill, without the text to continue.
 
-    prompt: str | list[str | int | list[str | int]]
+    `n_indent` and `t_max_predict_ms` end the text at a line break: see LineEnds. Of the last event, or the
+    response, `response_fields` names those to send, as "timings/predicted_n" where it is within another.
+    """
+
     model: str | None = None
     stream: bool | None = None
     n_predict: int | None = None
     n_probs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | bool | None = None
+    n_indent: Annotated[int, Meta(ge=0)] | None = None
+    t_max_predict_ms: float | None = None
+    response_fields: list[str] | None = None
     logit_bias: list[tuple[int | str, Bias]] | dict[str, Bias] | None = None  # type: ignore[assignment]
     return_tokens: bool | None = None
     return_progress: bool | None = None
@@ -78,6 +93,28 @@ class LlamacppCompletionRequest(LlamaSampling, kw_only=True):
     timings_per_token: bool | None = None
     image_data: Any = None
     system_prompt: Any = None
+
+
+class LlamacppCompletionRequest(ContinuationRequest, kw_only=True):
+    """Body of /completion. `prompt` is text, token ids, a list of both, or a list of prompts."""
+
+    prompt: str | list[str | int | list[str | int]]
+
+
+class InfillFile(Struct):
+    """Another file, or a part of one."""
+
+    text: str = ""
+    filename: str = "tmp"
+
+
+class InfillRequest(ContinuationRequest, kw_only=True):
+    """Body of /infill: the texts before and after the gap, other files, and what the gap begins with."""
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: list[InfillFile] | None = None
+    prompt: str | None = None
 
 
 class Timings(Struct):
@@ -127,13 +164,13 @@ class Continuation(PartialContinuation, kw_only=True):
     warnings: list[str] | UnsetType = UNSET
 
 
-def params_of(asked: LlamacppCompletionRequest, frontend: Frontend) -> SamplingParams:
+def params_of(asked: ContinuationRequest, frontend: Frontend) -> SamplingParams:
     """Return a request's parameters, or the model's defaults. Raises RequestError if unsupported."""
     refuse(asked, REFUSED_HERE)
-    _check_samplers(asked.samplers)
-    given = llama_options.sampling_of(asked, SUPPORTED)
-    limit = asked.max_tokens if asked.n_predict is None else asked.n_predict
-    given["max_tokens"] = llama_options.max_tokens_of(limit, "n_predict")
+    given = llama_options.sampling_of(asked, SUPPORTED) | _without(asked.samplers)
+    given["max_tokens"] = 1 if is_silent(asked) else llama_options.max_tokens_of(_limit(asked), "n_predict")
+    if isinstance(asked, InfillRequest):
+        end_infill(given, frontend)
     given["logprobs"] = asked.n_probs or None
     given["structured_outputs"] = _structure(asked)
     given |= _biases(asked, frontend)
@@ -141,15 +178,27 @@ def params_of(asked: LlamacppCompletionRequest, frontend: Frontend) -> SamplingP
         return SamplingParams.from_dict(given, {"max_tokens": None, **frontend.default_params})
 
 
+def is_silent(asked: ContinuationRequest) -> bool:
+    """Return whether the prompt shall be computed, for later ones that begin alike, and nothing generated."""
+    return _limit(asked) == 0
+
+
+def _limit(asked: ContinuationRequest) -> int | None:
+    return asked.max_tokens if asked.n_predict is None else asked.n_predict
+
+
 def named() -> AbstractContextManager[None]:
     """Translate field names in errors raised within into those of this interface."""
     return renaming_fields(_NAMES)
 
 
-def without_effect(asked: LlamacppCompletionRequest) -> list[str]:
+def without_effect(asked: ContinuationRequest) -> list[str]:
     """Return warnings about fields of this endpoint that have no effect, or another one."""
     warnings = ["return_progress has no effect"] if asked.return_progress else []
-    if asked.samplers:
+    named = _named(asked.samplers)
+    warnings += [f"samplers: {name[:32]!r} is not applied" for name in named if name not in SAMPLERS][:16]
+    active = [name for name in named if name in ACTIVE]
+    if len(active) > 1 and {"temperature", "min_p"} & {*active}:  # of the others the order is that of here
         warnings.append("samplers are applied in this order: temperature, then min_p and top_k, then top_p")
     return warnings
 
@@ -180,7 +229,7 @@ def settings_of(params: SamplingParams, n_ctx: int) -> dict[str, Any]:
     }
 
 
-def _structure(asked: LlamacppCompletionRequest) -> StructuredOutputsParams | None:
+def _structure(asked: ContinuationRequest) -> StructuredOutputsParams | None:
     if asked.grammar and asked.json_schema is not None:
         raise RequestError("grammar and json_schema contradict each other", "send one of them", "json_schema")
     with named():
@@ -191,20 +240,27 @@ def _structure(asked: LlamacppCompletionRequest) -> StructuredOutputsParams | No
         return StructuredOutputsParams(json=asked.json_schema)
 
 
-def _check_samplers(samplers: str | list[str] | None) -> None:
-    """Raise RequestError unless all supported samplers are listed, in llama.cpp's order."""
+def _without(samplers: str | list[str] | None) -> dict[str, Any]:
+    """Return the fields that turn off what a list of samplers leaves out.
+
+    Raises RequestError unless those that are supported are in llama.cpp's order.
+    """
     if not samplers:
-        return
+        return {}
+    named = _named(samplers)
+    if [name for name in named if name in ACTIVE] != [name for name in ACTIVE if name in named]:
+        hint = f"list {', '.join(ACTIVE)} in this order, each once"
+        raise RequestError("samplers has another order", hint, "samplers", "unsupported_parameter")
+    return {field: value for name in _WITHOUT.keys() - {*named} for field, value in _WITHOUT[name].items()}
+
+
+def _named(samplers: str | list[str] | None) -> list[str]:
     if isinstance(samplers, str):
-        named = [_LETTERS.get(letter, "") for letter in samplers]
-    else:
-        named = [_SPELLINGS.get(name, name) for name in samplers]
-    if [name for name in named if name in ACTIVE] != [*ACTIVE]:
-        hint = "leave samplers out; turn a sampler off with its own field"
-        raise RequestError("samplers is not the default list", hint, "samplers", "unsupported_parameter")
+        return [_LETTERS.get(letter, letter) for letter in samplers]
+    return [_SPELLINGS.get(name, name) for name in samplers or ()]
 
 
-def _biases(asked: LlamacppCompletionRequest, frontend: Frontend) -> dict[str, Any]:
+def _biases(asked: ContinuationRequest, frontend: Frontend) -> dict[str, Any]:
     """Return biases by token, and disallowed tokens. A text stands for all its tokens."""
     if not asked.logit_bias:
         return {}

@@ -1,4 +1,4 @@
-"""llama.cpp's endpoints other than /completion: properties, slots, chat templates."""
+"""llama.cpp's endpoints other than /completion and /infill: properties, slots, chat templates."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from quire.sampling_params import SamplingParams
 from quire.server import admin
 from quire.server.errors import HTTPRefusal
 from quire.server.event_stream import encode
-from quire.server.llamacpp.completion import completion
+from quire.server.llamacpp.completion import completion, infill
 from quire.server.llamacpp.protocol import settings_of
 from quire.server.openapi import describes
-from quire.server.request import PromptRun, read
+from quire.server.prompt_run import PromptRun
+from quire.server.request import read
 from quire.server.service import ServiceState
 
 
@@ -175,11 +176,6 @@ async def change_slot(request: Request) -> Response:
     raise HTTPRefusal(
         501, "slots cannot be saved, restored or erased", "prompts that begin alike share the cache"
     )
-
-
-@describes("Not supported: text cannot be filled in between two texts")
-async def infill(request: Request) -> Response:
-    raise HTTPRefusal(501, "infill is not supported", "send the text before the gap to /completion")
 
 
 ROUTES = [

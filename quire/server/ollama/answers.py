@@ -20,7 +20,7 @@ from quire.server.chat_task import ChatEvent, ChatRun, ChatTask, Finish, fitted,
 from quire.server.errors import NotFound, OllamaErrorBody
 from quire.server.event_stream import EventStream, encode
 from quire.server.field_names import renaming_fields
-from quire.server.generation_fields import response_warnings
+from quire.server.generation_fields import end_infill, response_warnings
 from quire.server.logprob_json import ChatLogprobs, LogprobCursor, Position, keep, num_new
 from quire.server.ollama import protocol
 from quire.server.ollama.protocol import (
@@ -101,7 +101,7 @@ async def _answer(
         line = make_reply(NewOutput(), done=True, done_reason="load")
         return Response(encode(line), media_type="application/json")
     with renaming_fields(protocol.NAMES):
-        run = await _start(handle, task.chat, task.raw)
+        run = await _start(handle, task.chat, task.raw, task.suffix)
     shape = ChatLogprobs(run.tokenizer, asked.top_logprobs or 0, as_ids=False) if asked.logprobs else None
     cursor = LogprobCursor(run.output.outputs[0], shape)
     answer = OllamaAnswer(run, cursor, make_reply, response_warnings(request, unknown, task.chat.warnings))
@@ -110,19 +110,25 @@ async def _answer(
     return JsonLines(answer.lines())
 
 
-async def _start(handle: ServerRequest, task: ChatTask, raw: str | None) -> ChatRun:
+async def _start(handle: ServerRequest, task: ChatTask, raw: str | None, suffix: str | None) -> ChatRun:
     if raw is None:
         return await start_chat(handle, task)
-    frontend = handle.service.frontend
-    params = SamplingParams.from_dict(task.sampling, {"max_tokens": None, **frontend.default_params})
-    prompt = await handle.service.in_thread(_raw_prompt, frontend, raw, params)
+    frontend, sampling = handle.service.frontend, dict(task.sampling)
+    if suffix:
+        end_infill(sampling, frontend)
+    params = SamplingParams.from_dict(sampling, {"max_tokens": None, **frontend.default_params})
+    prompt = await handle.service.in_thread(_verbatim, frontend, raw, suffix, params)
     await handle.submit([prompt], [params])
     return ChatRun(handle, [AnswerParser()])
 
 
-def _raw_prompt(frontend: Frontend, text: str, params: SamplingParams) -> Encoded:
-    """Encode a raw prompt, which the caller writes in full, including control tokens."""
-    return fitted(frontend.encode({"prompt": text, "trusted": True}), None, params, frontend)
+def _verbatim(frontend: Frontend, text: str, suffix: str | None, params: SamplingParams) -> Encoded:
+    """Encode a raw prompt, written in full with its control tokens, or the text before a suffix."""
+    if suffix:
+        prompt = frontend.encode_infill(text, suffix)
+    else:
+        prompt = frontend.encode({"prompt": text, "trusted": True})
+    return fitted(prompt, None, params, frontend)
 
 
 @dataclass(slots=True)

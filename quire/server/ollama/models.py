@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.engine.status import ModelFacts
+from quire.frontend import Frontend
 from quire.memory import BITS_OF
 from quire.models.purpose import Pooling
 from quire.server.admin import Version, reply
@@ -87,7 +88,10 @@ class ShowRequest(Struct, kw_only=True):
 
 
 class Shown(Struct):
-    """Description of the model. `template` is a Jinja template."""
+    """Description of the model. `template` is a Jinja template.
+
+    Before it is, in Ollama's language, what a prompt and its suffix become, where clients look for that.
+    """
 
     modelfile: str
     parameters: str
@@ -131,7 +135,7 @@ async def show(request: Request) -> Response:
         Shown(
             "\n".join([*made, *(f"PARAMETER {line}" for line in parameters)]),
             "\n".join(parameters),
-            frontend.chat_template.templates.get("default", ""),
+            _insertion(frontend) + frontend.chat_template.templates.get("default", ""),
             details,
             _info(service),
             _capabilities(service),
@@ -221,8 +225,17 @@ def capabilities_of(pooling: Pooling | None, sees: bool) -> list[str]:
 def _capabilities(service: ServiceState) -> list[str]:
     can = {"tools": service.output_format.tools, "thinking": service.output_format.reasoning}
     formats = [name for name, how in can.items() if how is not None]
+    formats += ["insert"] if service.frontend.infill is not None else []
     pooling = service.frontend.model.pooling
     return [*capabilities_of(pooling, service.frontend.sees), *(formats if pooling is None else ())]
+
+
+def _insertion(frontend: Frontend) -> str:
+    if (infill := frontend.infill) is None:
+        return ""
+    first, second = infill.prefix + "{{ .Prompt }}", infill.suffix + "{{ .Suffix }}"
+    written = first + second + infill.middle if infill.middle else second + first
+    return "{{- if .Suffix }}" + written + "{{- end }}"
 
 
 def _info(service: ServiceState) -> dict[str, Any]:

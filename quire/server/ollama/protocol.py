@@ -25,7 +25,6 @@ IGNORED = (
 )
 # Unsupported fields of /api/generate that would change the answer, as in unsupported_fields.
 REFUSED = {
-    "suffix": "text cannot be filled in between two texts",
     "template": "the model's own template is used; with raw, the prompt is used verbatim",
     "context": "send the conversation to /api/chat",
     **dict.fromkeys(("width", "height", "steps"), "this server generates no images"),
@@ -172,10 +171,14 @@ class OllamaGenerateReply(OllamaReply, kw_only=True):
 
 
 class OllamaTask(NamedTuple):
-    """A conversation, or with `raw` a verbatim prompt; `chat` is None if there is nothing to generate."""
+    """A conversation, or in place of its template `raw`, a verbatim prompt, or the text before a `suffix`.
+
+    `chat` is None if there is nothing to generate.
+    """
 
     chat: ChatTask | None
     raw: str | None = None
+    suffix: str | None = None
 
 
 def chat_task(asked: OllamaChatRequest, service: ServiceState) -> OllamaTask:
@@ -192,17 +195,21 @@ def generate_task(asked: OllamaGenerateRequest, service: ServiceState) -> Ollama
     for name, instead in REFUSED.items():
         if getattr(asked, name):
             raise RequestError(f"{name} is not supported", instead, name, "unsupported_parameter")
-    if not asked.prompt and not asked.images:
+    if not asked.prompt and not asked.images and not asked.suffix:
         return OllamaTask(None)
-    if asked.raw and asked.system:
-        raise RequestError("raw uses the prompt verbatim", "include system in the prompt", "system")
-    if asked.raw and asked.images:
-        raise RequestError("raw uses the prompt verbatim", "send images without raw", "images")
+    for name, given in (("raw", asked.raw), ("suffix", asked.suffix)):
+        if given and asked.system:
+            raise RequestError(f"{name} uses the prompt verbatim", "include system in the prompt", "system")
+        if given and asked.images:
+            raise RequestError(f"{name} uses the prompt verbatim", f"send images without {name}", "images")
+    if asked.raw and asked.suffix:
+        raise RequestError("raw uses the prompt verbatim", "send suffix without raw", "suffix")
     prompt = asked.prompt or ""
     messages: list[dict[str, Any]] = [{"role": "user", "content": _content(prompt, asked.images, "images")}]
     if asked.system:
         messages.insert(0, {"role": "system", "content": asked.system})
-    return OllamaTask(_task(asked, service, messages), prompt if asked.raw else None)
+    verbatim = prompt if asked.raw or asked.suffix else None
+    return OllamaTask(_task(asked, service, messages), verbatim, asked.suffix or None)
 
 
 def _task(

@@ -21,7 +21,7 @@ from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.server.chat_task import count_tokens, fitted
 from quire.server.event_stream import EventStream, encode, grouped, id_groups, pieces
-from quire.server.generation_fields import prompt_list, response_warnings
+from quire.server.generation_fields import end_infill, prompt_list, response_warnings
 from quire.server.logprob_json import (
     CompletionLogprobs,
     LogprobCursor,
@@ -70,8 +70,11 @@ async def completions(request: Request) -> Response:
 
 def params_of(asked: CompletionRequest, frontend: Frontend) -> SamplingParams:
     """Return the request's parameters over the model's. Raises RequestError for contradictory fields."""
-    protocol.check(asked)
+    protocol.check(asked, ("suffix",))
     sampling = protocol.sampling_of(asked)
+    if asked.suffix:
+        _check_suffix(asked)
+        end_infill(sampling, frontend)
     if asked.max_tokens is None:
         sampling["max_tokens"] = DEFAULT_MAX_TOKENS
     elif asked.max_tokens == 0:
@@ -85,13 +88,29 @@ def params_of(asked: CompletionRequest, frontend: Frontend) -> SamplingParams:
     return SamplingParams.from_dict(sampling, frontend.default_params)
 
 
+def _check_suffix(asked: CompletionRequest) -> None:
+    """Raise RequestError for what a prompt of two texts cannot have."""
+    others = {
+        "echo": asked.echo,
+        "add_special_tokens": asked.add_special_tokens is False,
+        "truncate_prompt_tokens": asked.truncate_prompt_tokens is not None,
+        "prompt": not isinstance(asked.prompt, str) and not all(isinstance(one, str) for one in asked.prompt),
+    }
+    for name, given in others.items():
+        if given:
+            raise RequestError(f"suffix: {name} has another meaning then", "give texts alone", name)
+
+
 def _encode(
     frontend: Frontend, asked: CompletionRequest, params: SamplingParams
 ) -> tuple[list[Encoded], list[str]]:
     """Return the prompts as token ids and, if they are echoed, as text."""
     prompts = []
     for one in prompt_list(asked.prompt, params.n):
-        prompt = _encode_one(frontend, one, asked.add_special_tokens is not False)
+        if asked.suffix:
+            prompt = frontend.encode_infill(str(one), asked.suffix)
+        else:
+            prompt = _encode_one(frontend, one, asked.add_special_tokens is not False)
         limit, side = asked.truncate_prompt_tokens, asked.truncation_side
         prompt = fitted(prompt, limit, params, frontend, side=side)
         prompt = replace(prompt, priority=asked.priority or 0, cache_salt=asked.cache_salt or "")

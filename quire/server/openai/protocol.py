@@ -6,7 +6,7 @@ throughout, as clients send it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
@@ -105,9 +105,13 @@ class ChatRequest(TextRequest, kw_only=True):
 
 
 class CompletionRequest(TextRequest, kw_only=True):
-    """The body of /v1/completions. `prompt` is text, token ids, or a list of either."""
+    """The body of /v1/completions. `prompt` is text, token ids, or a list of either.
+
+    With `suffix` the answer is what is between the prompt and that.
+    """
 
     prompt: str | list[str | int | list[int]]
+    suffix: str | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
 
@@ -225,9 +229,9 @@ def usage_of(
     return TokenCounts(prompt, completion, prompt + completion, *details)
 
 
-def check(request: TextRequest) -> None:
+def check(request: TextRequest, supported: Collection[str] = ()) -> None:
     """Raise RequestError for fields that are refused or contradict each other."""
-    refuse(request, REFUSED)
+    refuse(request, {name: instead for name, instead in REFUSED.items() if name not in supported})
     if request.stream_options is not None and not request.stream:
         raise RequestError("stream_options is for streams", "set stream to true", "stream_options")
     if request.stream and request.prompt_logprobs is not None:
