@@ -29,9 +29,19 @@ HEAD = {"id": "a", "created": 1, "model": "demo", "system_fingerprint": "f"}
 QUIET: Any = SimpleNamespace(first_tokens=lambda *_: None, next_tokens=lambda *_: None)
 
 
-def prompt_run() -> PromptRun:
+def prompt_run(**stream: Any) -> PromptRun:
     request = NewRequest("1", (1, 2), SamplingParams(seed=0, detokenize=False))
-    return PromptRun(request, Encoded(()), None, SimpleNamespace())  # type: ignore[arg-type]
+    return PromptRun(request, Encoded(()), None, SimpleNamespace(**stream))  # type: ignore[arg-type]
+
+
+def test_one_that_is_ended_here_is_aborted_there() -> None:
+    aborted = []
+    run = prompt_run(abort=lambda: aborted.append(True))
+    run.take([Output("1", 0, token_ids=(3,))], 0.0, QUIET)
+    run.end()
+    assert aborted == [True]
+    assert run.finished
+    assert run.output.outputs[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize(("by_request", "kind"), [(True, RequestError), (False, GenerationFailed)])
