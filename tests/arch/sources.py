@@ -22,6 +22,11 @@ class Source:
     def tree(self) -> ast.Module:
         return ast.parse(self.text, self.path)
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree: to walk it takes longer than to look at them."""
+        return tuple(ast.walk(self.tree))
+
     @property
     def module(self) -> str:
         parts = self.path.removesuffix(".py").split("/")
@@ -71,7 +76,7 @@ def snippet(text: str, path: str = "quire/engine/example.py") -> Source:
 
 def functions(source: Source) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Every function and method of a file, nested ones too."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -92,13 +97,13 @@ def dotted(node: ast.expr) -> str:
 def _imports(source: Source) -> Iterator[Import]:
     hidden = {
         id(inner)
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.If) and dotted(node.test).endswith("TYPE_CHECKING")
         for statement in node.body
         for inner in ast.walk(statement)
     }
     late = {id(inner) for function in functions(source) for inner in ast.walk(function)}
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = _absolute(source, node) if isinstance(node, ast.ImportFrom) else None
             for alias in node.names:

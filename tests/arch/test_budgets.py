@@ -257,7 +257,7 @@ def room_of(path: str, rooms: Sequence[Room] = ROOMS) -> Room:
 def code_lines(source: Source) -> int:
     """The number of lines that hold code: a docstring, a comment or nothing does not count."""
     documented: set[int] = set()
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Module | _Definition) and _explained(node):
             first = node.body[0]
             documented |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))

@@ -20,7 +20,7 @@ def dangers(sources: Iterable[Source]) -> list[str]:
 
 
 def _dangers(source: Source) -> Iterator[tuple[ast.AST, str]]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from ((node, f"imports {name}") for name in _imported(node) if _forbidden(name))
         elif isinstance(node, ast.Name) and node.id in BUILTINS:

@@ -27,7 +27,7 @@ def _faults(source: Source) -> Iterator[str]:
         parts = full.split(".")
         if parts[:2] == ["quire", "backends"] and (len(parts) < 3 or parts[2] not in SHARED):
             yield f"{other.place}: imports {full}"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Compare) and _asks(node):
             yield f"{source.at(node)}: compares a backend's name"
         elif isinstance(node, ast.Match) and _mentions_device(node.subject):

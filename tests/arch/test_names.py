@@ -27,7 +27,7 @@ def equal_names(sources: Iterable[Source]) -> dict[str, list[str]]:
 def questions(source: Source) -> list[str]:
     """Docstrings that open with a question word: "What is kept of x" says less than "The part of x kept"."""
     found = []
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, _Documented) and _QUESTION.match(text := ast.get_docstring(node) or ""):
             found.append(f"{source.at(node)}: {text.splitlines()[0]}")
     return found

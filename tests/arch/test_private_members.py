@@ -8,7 +8,8 @@ import inspect
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
+from functools import cache
 
 import pytest
 from sources import ROOT, Source, package, snippet
@@ -37,13 +38,13 @@ def private_members(sources: Iterable[Source]) -> dict[str, list[str]]:
     package defines. A name given as text counts: `getattr(x, "_name")`.
     """
     sources = tuple(sources)
-    own = {name for source in sources for name in _defined(source.tree)}
+    own = {name for source in sources for name in _defined(source.nodes)}
     found: dict[str, set[str]] = {}
     for source in sources:
         inherited = {id(node): names for node, names in _derived(source)}
-        for scope in (source.tree, *(node for node in ast.walk(source.tree) if id(node) in inherited)):
+        for scope in (source.tree, *(node for node in source.nodes if id(node) in inherited)):
             taken = inherited.get(id(scope), frozenset())
-            for node, name in _named(scope):
+            for node, name in _named(source.nodes if scope is source.tree else tuple(ast.walk(scope))):
                 if name in taken or (name not in own and isinstance(scope, ast.Module)):
                     found.setdefault(name, set()).add(source.at(node))
     return {name: sorted(places) for name, places in sorted(found.items())}
@@ -53,9 +54,9 @@ def _private(name: str) -> bool:
     return bool(re.fullmatch(r"_[a-zA-Z]\w*(?<!_)", name)) and name not in _DOCUMENTED
 
 
-def _defined(tree: ast.AST) -> Iterator[str]:
+def _defined(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Names that this code gives to something."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -66,10 +67,10 @@ def _defined(tree: ast.AST) -> Iterator[str]:
             yield node.arg
 
 
-def _named(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+def _named(nodes: Sequence[ast.AST]) -> Iterator[tuple[ast.AST, str]]:
     """Private members that this code defines, reads or names in a text; pieces of f-strings are no names."""
-    pieces = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
+    pieces = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
         name = ""
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             name = node.name
@@ -96,6 +97,7 @@ def _derived(source: Source) -> Iterator[tuple[ast.ClassDef, frozenset[str]]]:
             yield node, frozenset().union(*map(_members, parents))
 
 
+@cache
 def _members(parent: type) -> Set[str]:
     """Private members of a class, and of what its methods set on an instance."""
     try:

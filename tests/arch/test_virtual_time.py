@@ -26,7 +26,7 @@ def clocks(sources: Iterable[Source]) -> list[str]:
             names = (other.module, f"{other.module}.{other.name}")
             if any(name == timed or name.startswith(f"{timed}.") for name in names for timed in TIMED):
                 found.append(f"{other.place}: {other.module}")
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.Call) and dotted(node.func).split(".")[-1] in ENGINES:
                 given = {keyword.arg for keyword in node.keywords}
                 if "clock" not in given:
