@@ -39,12 +39,12 @@ def assert_equal(found: Cost, expected: Cost) -> None:
         assert getattr(found, one.name) == pytest.approx(getattr(expected, one.name), rel=1e-9), one.name
 
 
-def check(program: Program, seed: str) -> None:
+def check(program: Program, seed: str, num_loads: int = 4) -> None:
     rng = random.Random(seed)
     for version in (program, fuse(program)):
         for kv_itemsize, kv_scale_bytes in ((2, 0), (1, 4)):
             folded = fold(version, nbytes, kv_itemsize=kv_itemsize, kv_scale_bytes=kv_scale_bytes)
-            for _ in range(4):
+            for _ in range(num_loads):
                 rows, num_logits = random_rows(rng), rng.randrange(50)
                 expected = sum(
                     (op.cost(Load(rows, num_logits, kv_itemsize, kv_scale_bytes), nbytes) for op in version),
@@ -62,7 +62,7 @@ def test_folded_costs_of_published_configs(shared_data: Path) -> None:
     checked = 0
     for path in sorted((shared_data / "configs").glob("*/config.json")):
         with contextlib.suppress(ConfigError):
-            check(read_model(json.loads(path.read_text())).program, path.parent.name)
+            check(read_model(json.loads(path.read_text())).program, path.parent.name, num_loads=1)
             checked += 1
     assert checked >= 12
 
