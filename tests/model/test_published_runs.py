@@ -8,7 +8,6 @@ from published_runs import NUM_FITTED, RUNS, read_run
 from quire.simulation.fit import Latency, fit, relative_errors
 from quire.simulation.shares import RoofShares
 
-
 # What the fit finds, where it takes long.
 FITTED = {"vllm_RTXPRO6000_Llama-3.1-8B": RoofShares(0.7232, 0.6171, 1.2363e-3, 1.3397e-5)}
 
