@@ -202,10 +202,11 @@ ROOMS = (
     ),
     Room(
         "images",
-        1_305,
+        1_310,
         "images of prompts: decoding, patches, towers, positions, and how backends keep what they give",
         (
             "images",
+            "models/siglip.py",
             "models/tower.py",
             "models/vision.py",
             "models/vision_qwen2.py",
