@@ -9,13 +9,15 @@ import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Integral
 from typing import Any
 
 from quire.environment import user_path
 from quire.errors import ConfigError, ContextOverflow, RequestError, did_you_mean, quoted
 from quire.grammar.compiler import GrammarCompiler
-from quire.images.prompt import NO_IMAGES, SEEING, PromptImages, Source, given, take_images
+from quire.images.marks import Marks
+from quire.images.prompt import NO_IMAGES, SEEING, Around, PromptImages, Source, given, take_images
 from quire.images.work import EncodingWork
 from quire.models.model import Model
 from quire.models.purpose import check_task
@@ -111,7 +113,14 @@ class Frontend:
             work = EncodingWork(vision, model.program).of
             ends = vision.row_ends and self._token_ids(vision.row_ends)
             self.images = PromptImages(
-                vision.patching, vision.token, max_images, allowed, vision.whole, ends, work=work
+                vision.patching,
+                vision.token,
+                max_images,
+                allowed,
+                vision.whole,
+                ends,
+                None if vision.marks is None else self._around(vision.marks),
+                work=work,
             )
         self.default_params = default_sampling_params(generation)
         self.eos_token_ids = self._find_eos(generation)
@@ -126,6 +135,15 @@ class Frontend:
             problem = f"tokenizer.json: no token {names[first is not None]}, which ends rows of images"
             raise ConfigError(problem, "does it belong to another model? max_images=0 reads text alone")
         return first, second
+
+    def _around(self, marks: Marks) -> Around:
+        """Return what encodes the text around parts of images. Raises ConfigError without a token for it."""
+        tokenizer = self.tokenizer
+        if tokenizer is None or tokenizer.token_id(marks.end) is None:
+            problem = f"tokenizer.json: no token {marks.end}, which ends images"
+            raise ConfigError(problem, "does it belong to another model? max_images=0 reads text alone")
+        encode = partial(tokenizer.encode, add_special_tokens=False, parse_special=True)
+        return lambda image: [encode(text) for text in marks.around(image)]
 
     @property
     def sees(self) -> bool:

@@ -18,10 +18,12 @@ from tiny_vision import (
     CONFIG4,
     CONFIG4E,
     CONFIG25,
+    CONFIG_LFM2,
     CONFIG_PIXTRAL,
     PROCESSOR,
     PROCESSOR3,
     PROCESSOR4,
+    PROCESSOR_LFM2,
     PROCESSOR_PIXTRAL,
 )
 
@@ -91,6 +93,11 @@ GEMMA4_SMALL = _with(
     _WIDE | {"num_attention_heads": 4},
 )
 PIXTRAL = _with(CONFIG_PIXTRAL, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
+LFM2 = _with(
+    CONFIG_LFM2,
+    {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
+    _WIDE | {"num_attention_heads": 4},
+)
 SMALL_IMAGES: Json = PROCESSOR3 | {"size": {"height": 24, "width": 24}}
 MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and width of images
     "qwen2_vl": (QWEN2, PROCESSOR, (16, 16)),
@@ -99,6 +106,7 @@ MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and 
     "gemma3": (GEMMA3, SMALL_IMAGES, (24, 24)),
     "gemma4": (GEMMA4, PROCESSOR4, (12, 24)),
     "gemma4_small": (GEMMA4_SMALL, PROCESSOR4, (12, 24)),
+    "lfm2_vl": (LFM2, PROCESSOR_LFM2, (16, 16)),
     "mistral3": (PIXTRAL, PROCESSOR_PIXTRAL, (16, 16)),
 }
 

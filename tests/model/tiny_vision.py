@@ -261,6 +261,49 @@ PROCESSOR_PIXTRAL: dict[str, Any] = {
     "image_std": [0.5, 0.5, 0.5],
 }
 
+# As that of LFM2-VL, whose processor cuts large images into tiles, and writes marks before each
+TEMPLATE_LFM2 = TEMPLATE3.replace("<start_of_image>", "<image>")
+MARKS_LFM2 = (
+    *("<|image_start|>", "<image>", "<|image_end|>", "<|img_thumbnail|>"),
+    *("<|img_row_1_col_1|>", "<|img_row_1_col_2|>"),
+)
+CONFIG_LFM2: dict[str, Any] = {
+    "architectures": ["Lfm2VlForConditionalGeneration"],
+    "model_type": "lfm2_vl",
+    "text_config": {
+        "model_type": "lfm2",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 2048,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "block_auto_adjust_ff_dim": False,
+    },
+    "vision_config": {
+        "hidden_size": 24,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "patch_size": 4,
+        "num_patches": 25,
+    },
+    "projector_hidden_size": 40,
+}
+PROCESSOR_LFM2: dict[str, Any] = {
+    "image_processor_type": "Lfm2VlImageProcessorFast",
+    "encoder_patch_size": 4,
+    "downsample_factor": 2,
+    "min_image_tokens": 2,
+    "max_image_tokens": 9,
+    "tile_size": 16,
+    "max_tiles": 4,
+    "max_pixels_tolerance": 0.6,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
 
 def write_qwen3_vl(folder: Path, config: dict[str, Any] = CONFIG) -> Path:
     """Write the model."""
@@ -288,6 +331,11 @@ def write_gemma4(folder: Path, config: dict[str, Any] = CONFIG4) -> Path:
 def write_pixtral(folder: Path, config: dict[str, Any] = CONFIG_PIXTRAL) -> Path:
     """Write the model."""
     return _write(folder, config, PROCESSOR_PIXTRAL, MARKS_PIXTRAL, TEMPLATE_PIXTRAL)
+
+
+def write_lfm2_vl(folder: Path, config: dict[str, Any] = CONFIG_LFM2) -> Path:
+    """Write the model."""
+    return _write(folder, config, PROCESSOR_LFM2, MARKS_LFM2, TEMPLATE_LFM2)
 
 
 def _write(
