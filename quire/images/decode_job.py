@@ -36,13 +36,15 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         raise ValueError("the file of the picture is damaged") from error
     rule, numbers = request["size"]
-    size, rows, columns, overview = RULES[rule](*numbers).cut(image.height, image.width)
-    resized = _resized(image, size, request["resample"])
+    size, rows, columns, overview, before = RULES[rule](*numbers).cut(image.height, image.width)
+    first = image if before is None else _resized(image, before, request["resample"])
+    resized = _resized(first, size, request["resample"])
     height, width = size[0] // rows, size[1] // columns
     corners = [(x * width, y * height) for y in range(rows) for x in range(columns)]
     parts = [resized.crop((x, y, x + width, y + height)) for x, y in corners]
     if overview is not None:
-        parts.append(_resized(image, overview, request["resample"]))
+        whole = image if before is None else resized
+        parts.append(_resized(whole, overview, request["resample"]))
     return {"rows": rows, "columns": columns, "parts": [_pixels(part) for part in parts]}
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from quire.errors import ConfigError
-from quire.images.sizes import FixedSize, KeptShape, LongestSide, SizeRule, Tiles, TokenBudget
+from quire.images.sizes import FixedSize, KeptShape, LongestSide, SizeRule, SquareTiles, Tiles, TokenBudget
 
 
 class Patching(Protocol):
@@ -166,15 +166,11 @@ class PooledPatches(Squares):
         return patches, patches // self.merge**2
 
     def bounded(self, max_tokens: int) -> PooledPatches:
-        if (tokens := self.most[1]) > max_tokens:
-            problem = f"images of this model have {tokens} tokens, and max_image_tokens = {max_tokens}"
-            raise ConfigError(problem, f"allow {tokens}, or no images: max_images = 0")
+        _require_tokens(self.most[1], max_tokens)
         return self
 
     def patches(self, pixels: np.ndarray) -> np.ndarray:
-        cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
-        places = y * (self.side // self.patch) + x, np.ones(len(y))
-        return np.concatenate([cut.reshape(len(y), -1), np.stack(places, axis=1)], axis=1, dtype=np.float32)
+        return _in_one_grid(self.normalization.apply(pixels), self.patch, self.merge)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +206,39 @@ class BudgetedPatches(Squares):
         places = np.stack((x, self.side + y, one, one, x, y), axis=1)
         cut = cut.transpose(0, 2, 1).reshape(len(y), -1)
         return np.concatenate([cut, places], axis=1, dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class TiledPatches(Squares):
+    """Squares of `merge` x `merge` patches become one token (Idefics3). Images become tiles of one size.
+
+    Patches of one square follow one another. Each has a learned position. Pixels that are left over at the
+    right and below have no patch.
+    """
+
+    patch: int
+    merge: int
+    size: SquareTiles
+    normalization: Normalization
+    resample: int
+
+    @property
+    def most(self) -> tuple[int, int]:
+        tokens = (self.size.side // self.unit) ** 2
+        return tokens * self.merge**2, tokens
+
+    @property
+    def most_of_all(self) -> int:
+        return self.size.parts * self.most[1]
+
+    def bounded(self, max_tokens: int) -> TiledPatches:
+        _require_tokens(self.most[1], max_tokens)
+        return replace(self, size=replace(self.size, parts=min(self.size.parts, max_tokens // self.most[1])))
+
+    def patches(self, pixels: np.ndarray) -> np.ndarray:
+        used = self.size.side // self.unit * self.unit
+        values = self.normalization.apply(pixels[:used, :used])
+        return _in_one_grid(values, self.patch, self.merge)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +316,19 @@ class BoundedPatches(Squares):
         cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
         places = np.stack((y, x * self.across), axis=1)
         return np.concatenate([cut.reshape(len(y), -1), places], axis=1, dtype=np.float32)
+
+
+def _require_tokens(tokens: int, max_tokens: int) -> None:
+    if tokens > max_tokens:
+        problem = f"images of this model have {tokens} tokens, and max_image_tokens = {max_tokens}"
+        raise ConfigError(problem, f"allow {tokens}, or no images: max_images = 0")
+
+
+def _in_one_grid(values: np.ndarray, patch: int, merge: int) -> np.ndarray:
+    """Return the patches of a square, each with its learned position, which is used alone."""
+    cut, y, x = _in_squares(values, patch, merge)
+    places = y * (len(values) // patch) + x, np.ones(len(y))
+    return np.concatenate([cut.reshape(len(y), -1), np.stack(places, axis=1)], axis=1, dtype=np.float32)
 
 
 def _in_squares(values: np.ndarray, patch: int, merge: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

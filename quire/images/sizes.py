@@ -11,15 +11,18 @@ Size = tuple[int, int]  # height and width
 
 
 class Cut(NamedTuple):
-    """An image is resized to `size` and cut into `rows` x `columns` tiles of equal sizes, its parts.
+    """An image is resized to the size `before`, if any, then to `size`, and cut into `rows` x `columns`
+    tiles, its parts.
 
-    The last part is all of it in the size of `overview`, unless that is None.
+    The last part is all of it in the size of `overview`, unless that is None. With `before` it is made of
+    what is cut, else of the image as it came.
     """
 
     size: Size
     rows: int = 1
     columns: int = 1
     overview: Size | None = None
+    before: Size | None = None
 
 
 class OnePart:
@@ -202,7 +205,44 @@ class Tiles:
         return best
 
 
-SizeRule = FixedSize | KeptShape | TokenBudget | LongestSide | Tiles
+@dataclass(frozen=True, slots=True)
+class SquareTiles:
+    """Images become squares of `side` x `side` pixels: tiles, after their longer side was made `longest`, and
+    an overview. They have `parts` at most, and so a shorter side, or no tiles.
+    """
+
+    longest: int
+    side: int
+    parts: int
+
+    def cut(self, height: int, width: int) -> Cut:
+        """Return how an image becomes parts."""
+        square = self.side, self.side
+        for count in range(-(-self.longest // self.side), 1, -1):
+            before = _scaled(height, width, min(self.longest, count * self.side))
+            rows, columns = self._grid(*before)
+            if rows * columns < self.parts:
+                return Cut((rows * self.side, columns * self.side), rows, columns, square, before)
+        return Cut(square, before=_scaled(height, width, self.longest))
+
+    def _grid(self, height: int, width: int) -> Size:
+        """Return the rows and columns of tiles of an image of this size."""
+        ratio = width / height
+        if width >= height:
+            columns = math.ceil(width / self.side)
+            return math.ceil(int(columns * self.side / ratio) / self.side), columns
+        rows = math.ceil(height / self.side)
+        return rows, math.ceil(int(rows * self.side * ratio) / self.side)
+
+
+def _scaled(height: int, width: int, longest: int) -> Size:
+    """Return a size with a longer side of `longest`. The other is rounded down, then up to an even one."""
+    if width >= height:
+        return max(1, -(-int(longest / (width / height)) // 2) * 2), longest
+    return longest, max(1, -(-int(longest * (width / height)) // 2) * 2)
+
+
+SizeRule = FixedSize | KeptShape | TokenBudget | LongestSide | Tiles | SquareTiles
 RULES: dict[str, type[SizeRule]] = {
-    rule.__name__: rule for rule in (FixedSize, KeptShape, TokenBudget, LongestSide, Tiles)
+    rule.__name__: rule for rule in (FixedSize, KeptShape, TokenBudget, LongestSide, Tiles, SquareTiles)
 }

@@ -123,7 +123,7 @@ _NO_BIAS = {"use_bias": (False, None)}
 _ONLY = {"is_causal": (True,), "per_layer_config": (None,)}  # of every family
 
 FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family(llama, defaults.LLAMA),
+    "LlamaForCausalLM": Family(llama, defaults.LLAMA, seeing=llama),
     "Llama4ForCausalLM": Family(llama4, defaults.LLAMA4, spelled=_EXPERTS, kinds=(CHUNKED,)),
     "MistralForCausalLM": Family(llama, defaults.MISTRAL, seeing=llama),
     "Ministral3ForCausalLM": Family(ministral3, defaults.MINISTRAL3, seeing=ministral3),

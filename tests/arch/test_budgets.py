@@ -31,7 +31,7 @@ class Room:
 ROOMS = (
     Room(
         "core",
-        10_285,
+        10_290,
         "scheduling, the programs of all model families, and sampling: the part to read in a weekend",
         (
             "types.py",
@@ -202,7 +202,7 @@ ROOMS = (
     ),
     Room(
         "images",
-        1_555,
+        1_670,
         "images of prompts: decoding, patches, towers, positions, and how backends keep what they give",
         (
             "images",
@@ -212,6 +212,7 @@ ROOMS = (
             "models/vision_qwen2.py",
             "models/vision_gemma.py",
             "models/vision_gemma4.py",
+            "models/vision_idefics3.py",
             "models/vision_lfm2.py",
             "models/vision_pixtral.py",
             "program/ops/images.py",

@@ -304,6 +304,52 @@ PROCESSOR_LFM2: dict[str, Any] = {
     "image_std": [0.5, 0.5, 0.5],
 }
 
+# As that of SmolVLM, whose template takes images among parts of a message, and no text as a message
+TEMPLATE_SMOLVLM = """\
+<|im_start|>
+{%- for message in messages %}
+{{- message.role | capitalize + ':' }}
+{%- for part in message.content %}
+{%- if part.type == 'image' %}{{- '<image>' }}{% elif part.type == 'text' %}{{- part.text }}{% endif %}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}
+"""
+MARKS_SMOLVLM = (
+    *("<fake_token_around_image>", "<image>", "<global-img>"),
+    *("<row_1_col_1>", "<row_1_col_2>", "<row_2_col_1>", "<row_2_col_2>"),
+)
+CONFIG_SMOLVLM: dict[str, Any] = {
+    "architectures": ["SmolVLMForConditionalGeneration"],
+    "model_type": "smolvlm",
+    "text_config": {
+        "model_type": "llama",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 2048,
+    },
+    "vision_config": {
+        "hidden_size": 24,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 18,  # of which two pixels are in no patch
+        "patch_size": 4,
+    },
+    "scale_factor": 2,
+}
+PROCESSOR_SMOLVLM: dict[str, Any] = {
+    "image_processor_type": "SmolVLMImageProcessor",
+    "size": {"longest_edge": 36},
+    "max_image_size": {"longest_edge": 18},
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
 
 def write_qwen3_vl(folder: Path, config: dict[str, Any] = CONFIG) -> Path:
     """Write the model."""
@@ -336,6 +382,11 @@ def write_pixtral(folder: Path, config: dict[str, Any] = CONFIG_PIXTRAL) -> Path
 def write_lfm2_vl(folder: Path, config: dict[str, Any] = CONFIG_LFM2) -> Path:
     """Write the model."""
     return _write(folder, config, PROCESSOR_LFM2, MARKS_LFM2, TEMPLATE_LFM2)
+
+
+def write_smolvlm(folder: Path, config: dict[str, Any] = CONFIG_SMOLVLM) -> Path:
+    """Write the model."""
+    return _write(folder, config, PROCESSOR_SMOLVLM, MARKS_SMOLVLM, TEMPLATE_SMOLVLM)
 
 
 def _write(
