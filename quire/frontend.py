@@ -143,7 +143,7 @@ class Frontend:
             problem = f"tokenizer.json: no token {marks.end}, which ends images"
             raise ConfigError(problem, "does it belong to another model? max_images=0 reads text alone")
         encode = partial(tokenizer.encode, add_special_tokens=False, parse_special=True)
-        return lambda image: [encode(text) for text in marks.around(image)]
+        return lambda *numbers: [encode(text) for text in marks.around(*numbers)]
 
     @property
     def sees(self) -> bool:

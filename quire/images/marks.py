@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.images.reader import Parts
-
 
 @dataclass(frozen=True, slots=True)
 class Marks:
@@ -23,17 +21,17 @@ class Marks:
     begin: str = ""
     row_end: str = ""
 
-    def around(self, image: Parts) -> list[str]:
-        """Return the texts before each part of an image, and that after the last."""
-        if len(image.parts) == 1:
+    def around(self, rows: int, columns: int, count: int) -> list[str]:
+        """Return the texts before each of `count` parts of an image, and that after the last."""
+        if count == 1:
             return [self.alone, self.end]
-        rows = [
-            [self.tile.format(row=row + 1, column=column + 1) for column in range(image.columns)]
-            for row in range(image.rows)
+        grid = [
+            [self.tile.format(row=row + 1, column=column + 1) for column in range(columns)]
+            for row in range(rows)
         ]
-        for row in rows[1:]:
+        for row in grid[1:]:
             row[0] = self.row_end + row[0]
-        texts = [text for row in rows for text in row]
-        after = [self.overview] if len(image.parts) > len(texts) else []
+        texts = [text for row in grid for text in row]
+        after = [self.overview] if count > len(texts) else []
         texts, after = [self.begin + texts[0], *texts[1:]], [*after, self.end]
         return [*texts, self.row_end + after[0], *after[1:]]

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from quire.errors import RequestError
 from quire.images.patches import Patching
-from quire.images.reader import ImageReader, Parts, Pixels
+from quire.images.reader import ImageReader, Pixels
 from quire.types import PromptImage
 
-Around = Callable[[Parts], Sequence[Sequence[int]]]
+Around = Callable[[int, int, int], Sequence[Sequence[int]]]
 
 NO_IMAGES = "this model reads no images"
 SEEING = (
@@ -57,7 +57,8 @@ class PromptImages:
 
     Prompts have at most `most`. `whole` is as in PromptImage, whose `work` is that of an image of so many
     tokens. With `row_ends` one of these follows each row of an image, the other one the last. `around` gives
-    the tokens before each part of an image, and those after the last.
+    the tokens before each part of an image, and those after the last, by rows and columns of tiles and the
+    number of parts.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class PromptImages:
                 ids.append(one)
                 continue
             read = self._reader.read(*next(left))
-            *before, after = self._around(read)
+            *before, after = self._around(read.rows, read.columns, len(read.parts))
             for text, pixels in zip(before, read.parts, strict=True):
                 ids += text
                 image = self._image(len(ids), pixels)
@@ -125,8 +126,8 @@ class PromptImages:
         return [*(row * image.rows)[:-1], last]
 
 
-def _nothing(image: Parts) -> list[list[int]]:
-    return [[]] * (len(image.parts) + 1)
+def _nothing(rows: int, columns: int, count: int) -> list[list[int]]:
+    return [[]] * (count + 1)
 
 
 def digest(pixels: Pixels) -> bytes:

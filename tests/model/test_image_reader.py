@@ -22,7 +22,7 @@ from quire.images.decode_job import run
 from quire.images.patches import MergedPatches, NaflexPatches, Normalization
 from quire.images.prompt import PromptImages, Source, digest, has_images, image_part, take_images
 from quire.images.prompt import given as images_given
-from quire.images.reader import ImageReader, Parts, Pixels
+from quire.images.reader import ImageReader, Pixels
 from quire.images.sizes import FixedSize, KeptShape, Tiles
 
 PATCHING = MergedPatches(4, 2, 2, 6, 4 * 64, 40 * 64, Normalization())
@@ -263,9 +263,9 @@ def test_parts_are_images_with_tokens_between() -> None:
     rule = Tiles(4, 8, 1, 4, 16, 2, 4, 1.0, True)
     tiled = NaflexPatches(4, 2, 5, rule, Normalization(), 2)
 
-    def around(image: Parts) -> list[list[int]]:
-        assert (image.rows, image.columns) == (1, 2)
-        return [[20 + number, 30] for number in range(len(image.parts) + 1)]
+    def around(rows: int, columns: int, count: int) -> list[list[int]]:
+        assert (rows, columns) == (1, 2)
+        return [[20 + number, 30] for number in range(count + 1)]
 
     other = Image.open(io.BytesIO(picture(1, 32, 16)))
     other.putpixel((31, 15), (0, 0, 0))

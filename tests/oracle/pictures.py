@@ -16,7 +16,6 @@ from PIL import Image
 
 from quire.backends.reference import ReferenceBackend
 from quire.images.prompt import PromptImages, Source
-from quire.images.reader import Parts
 from quire.images.vision import Vision
 from quire.models import Model
 from quire.program.passes import fuse
@@ -45,9 +44,9 @@ def prompt(images: list[Image.Image], vision: Vision) -> tuple[list[int], list[P
     ends = None if vision.row_ends is None else (BREAK, END)
     marks, known = vision.marks, dict[str, int]()
 
-    def around(image: Parts) -> list[list[int]]:
+    def around(*numbers: int) -> list[list[int]]:
         """Tokens from MARK on, one for each mark."""
-        texts = [] if marks is None else marks.around(image)
+        texts = [] if marks is None else marks.around(*numbers)
         return [[known.setdefault(one, MARK + len(known)) for one in MARKS.findall(text)] for text in texts]
 
     placing = PromptImages(

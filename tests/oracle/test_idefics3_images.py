@@ -12,7 +12,6 @@ from oracle import torch, transformers
 from pictures import IMAGE, check_answers, picture, prompt
 
 from quire.backends.slot_images import pixels_of
-from quire.images.reader import Parts, Pixels
 from quire.images.sizes import SquareTiles
 from quire.models import read_model
 from quire.models.vision_idefics3 import MARKS
@@ -94,9 +93,7 @@ def test_images_of_idefics3(kind: str, changes: dict[str, Any], tmp_path: Path) 
 def test_marks_of_the_processor(grid: tuple[int, int]) -> None:
     from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
-    count = grid[0] * grid[1] + 1
-    image = Parts(max(grid[0], 1), max(grid[1], 1), (Pixels(0, 0, b""),) * count)
-    *before, after = MARKS.around(image)
+    *before, after = MARKS.around(max(grid[0], 1), max(grid[1], 1), grid[0] * grid[1] + 1)
     written = "".join(mark + "<image>" * 4 for mark in before) + after
     names = "<fake_token_around_image>", "<image>", "<global-img>"
     assert written == get_image_prompt_string(*grid, 4, *names)

@@ -12,7 +12,6 @@ from oracle import torch, transformers
 from pictures import IMAGE, check_answers, picture, prompt
 
 from quire.backends.slot_images import pixels_of
-from quire.images.reader import Parts, Pixels
 from quire.images.sizes import Tiles
 from quire.models import read_model
 from quire.models.vision_lfm2 import MARKS
@@ -105,7 +104,7 @@ def test_marks_of_the_processor(grid: tuple[int, int], overview: bool) -> None:
     theirs.image_start_token, theirs.image_end_token = "<|image_start|>", "<|image_end|>"
     tiles = grid[0] * grid[1]
     sizes = [4] * tiles + [6] * overview if tiles > 1 else [6]
-    *before, after = MARKS.around(Parts(*grid, (Pixels(0, 0, b""),) * len(sizes)))
+    *before, after = MARKS.around(*grid, len(sizes))
     written = "".join(mark + "<image>" * size for mark, size in zip(before, sizes, strict=True)) + after
     assert written == theirs._build_image_tokens(*grid, 4, 6, overview, True)
 
