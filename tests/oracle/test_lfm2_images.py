@@ -12,7 +12,7 @@ from oracle import torch, transformers
 from pictures import IMAGE, check_answers, picture, prompt
 
 from quire.backends.slot_images import pixels_of
-from quire.images.sizes import Tiles
+from quire.images.sizes import Cut, Tiles
 from quire.models import read_model
 from quire.models.vision_lfm2 import MARKS
 from quire.types import PromptImage
@@ -141,8 +141,8 @@ def test_sizes_of_the_processor(processor: Any, most: int) -> None:
         whole = processor.smart_resize(height, width, 2, 64, 256, 16)[::-1]
         if whole[0] * whole[1] > 256 * 32**2:
             continue
-        expected: tuple[Any, ...] = (whole, 1, 1, None)
+        expected = Cut(whole)
         if processor._is_image_too_large(height, width, 256, 16, 2, 2.0):
             columns, rows, *size, _ = processor._get_grid_layout(height, width, 2, most, 512)
-            expected = (tuple(size[::-1]), rows, columns, whole)
+            expected = Cut(tuple(size[::-1]), rows, columns, whole)
         assert rule.cut(height, width) == expected
