@@ -220,7 +220,8 @@ def _chosen(description: Description) -> dict[str, str]:
         name = "prediction layer" if draft.weights is None else Path(draft.name).name
         chosen["draft_model"] = f"{name}, {gigabytes(memory.draft_bytes)}"
     if (vision := description.model.vision) is not None:
-        chosen["images"] = f"{config.max_images} in a request, of up to {vision.patching.most[1]:,} tokens"
+        most = vision.patching.most_of_all
+        chosen["images"] = f"{config.max_images} in a request, of up to {most:,} tokens"
     if description.no_gpu:
         chosen["gpu"] = f"not used: {description.no_gpu}"
     if description.own_head:

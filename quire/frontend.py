@@ -9,18 +9,21 @@ import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Integral
 from typing import Any
 
 from quire.environment import user_path
-from quire.errors import ConfigError, ContextOverflow, RequestError, did_you_mean, quoted
+from quire.errors import ConfigError, ContextOverflow, RequestError, did_you_mean
 from quire.grammar.compiler import GrammarCompiler
-from quire.images.prompt import NO_IMAGES, SEEING, PromptImages, Source, given, take_images
+from quire.images.marks import Marks
+from quire.images.prompt import NO_IMAGES, SEEING, Around, PromptImages, Source, given, take_images
 from quire.images.work import EncodingWork
 from quire.models.model import Model
 from quire.models.purpose import check_task
 from quire.sampling_params import SamplingParams, default_sampling_params
 from quire.text.chat_template import MAX_CHARACTERS, ChatTemplate, LongConversation, PromptText
+from quire.text.end_tokens import end_tokens
 from quire.text.infill import Infill, OtherFile
 from quire.text.renderer import Segment
 from quire.text.tokenizer import Tokenizer, find_tokenizer
@@ -34,7 +37,6 @@ UNTRUSTED = (
 )
 
 MAX_LOGPROB_ENTRIES = 1 << 22  # maximum of one request with logprobs=-1: about half a GB
-MAX_END_TOKENS = 1024
 LONGEST_TOKEN = 256  # characters, in common vocabularies
 CHARACTERS_PER_TOKEN = 4  # of prose, about
 LONGEST_TEXT = 2 << 20  # characters of one that is counted or cut: each takes up to 250 bytes of memory
@@ -113,10 +115,18 @@ class Frontend:
             work = EncodingWork(vision, model.program).of
             ends = vision.row_ends and self._token_ids(vision.row_ends)
             self.images = PromptImages(
-                vision.patching, vision.token, max_images, allowed, vision.whole, ends, work=work
+                vision.patching,
+                vision.token,
+                max_images,
+                allowed,
+                vision.whole,
+                ends,
+                None if vision.marks is None else self._around(vision.marks),
+                work=work,
             )
         self.default_params = default_sampling_params(generation)
-        self.eos_token_ids = self._find_eos(generation)
+        stated = generation.get("eos_token_id"), model.config.get("eos_token_id")
+        self.eos_token_ids = end_tokens(*stated, self.tokenizer, model.config.vocab_size)
         self._seed = seed
         self._num_requests = 0
         self._warned = False
@@ -129,6 +139,15 @@ class Frontend:
             raise ConfigError(problem, "does it belong to another model? max_images=0 reads text alone")
         return first, second
 
+    def _around(self, marks: Marks) -> Around:
+        """Return what encodes the text around parts of images. Raises ConfigError without a token for it."""
+        tokenizer = self.tokenizer
+        if tokenizer is None or tokenizer.token_id(marks.end) is None:
+            problem = f"tokenizer.json: no token {marks.end}, which ends images"
+            raise ConfigError(problem, "does it belong to another model? max_images=0 reads text alone")
+        encode = partial(tokenizer.encode, add_special_tokens=False, parse_special=True)
+        return lambda *numbers: [encode(text) for text in marks.around(*numbers)]
+
     @property
     def sees(self) -> bool:
         """True if prompts may have images."""
@@ -140,25 +159,6 @@ class Frontend:
         if highest >= vocab_size:
             problem = f"every text has token {highest:,}, but the model has {vocab_size:,} tokens"
             raise ConfigError(f"tokenizer.json: {problem}", "does it belong to another model?")
-
-    def _find_eos(self, generation: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the end tokens: of generation_config.json, else of config.json, and the tokenizer's own."""
-        where, stated = "generation_config.json", generation.get("eos_token_id")
-        if stated is None:
-            where, stated = "config.json", self.model.config.get("eos_token_id")
-        ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
-        known = self.model.config.vocab_size
-        if self.tokenizer:  # it may have more tokens than the model can produce
-            known = max(known, self.tokenizer.vocab_size)
-        if len(ids) > MAX_END_TOKENS:
-            raise ConfigError(f"{where}: eos_token_id names {len(ids):,} tokens, more than {MAX_END_TOKENS}")
-        for number in ids:
-            if type(number) is not int or not 0 <= number < known:
-                problem = f"eos_token_id = {quoted(number)} is not the id of a token (0 to {known - 1:,})"
-                raise ConfigError(f"{where}: {problem}", "correct the file: an answer would not end")
-        if self.tokenizer and self.tokenizer.eos_token_id is not None:
-            ids = [*ids, self.tokenizer.eos_token_id]
-        return tuple(dict.fromkeys(ids))
 
     def need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

@@ -19,7 +19,7 @@ Bound = Literal["", "memory", "cache", "int8", "bf16", "f32", "overhead", "sampl
 
 
 class PromptImage(NamedTuple):
-    """An image in a prompt: its tokens, `rows` x `columns` placeholders, begin at position `first`.
+    """An image in a prompt, or a part of one: its tokens, `rows` x `columns`, begin at position `first`.
 
     Between two rows of it are `gap` other tokens.
     `pixels` are `height` x `width` x 3 bytes, as the processor of the model resizes it. Tokens of a `whole`

@@ -106,7 +106,7 @@ def as_dict(facts: Description) -> dict[str, Any]:
         "kv_cache_dtype": facts.kv_dtype,
         "drafts": facts.config.drafts if facts.model.pooling is None else "off",
         "gives": _gives(facts),
-        "image_tokens": 0 if facts.model.vision is None else facts.model.vision.patching.most[1],
+        "image_tokens": 0 if facts.model.vision is None else facts.model.vision.patching.most_of_all,
         "num_hidden_layers": cfg.num_hidden_layers,
         "hidden_size": cfg.hidden_size,
         "num_attention_heads": cfg.num_attention_heads,
@@ -191,7 +191,7 @@ def _rows(facts: Description) -> Iterator[tuple[str, str]]:
     yield from _weight_rows(facts, d)
     if (vision := facts.model.vision) is not None:
         size = in_words(sum(spec.size for spec in vision.program.weights().values()))
-        yield "images", f"up to {vision.patching.most[1]:,} tokens each, by a tower of {size} parameters"
+        yield "images", f"up to {vision.patching.most_of_all:,} tokens each, by a tower of {size} parameters"
     if not d["weights_here"]:
         yield "weight files", f"{facts.source.without_weights()}: sizes from config.json"
     yield "KV cache per token", gigabytes(d["kv_bytes_per_token"])

@@ -20,7 +20,7 @@ Image.MAX_IMAGE_PIXELS = None  # the limit of the request holds
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """Decode one image, the first of a film, and resize it."""
+    """Decode one image, the first of a film; resize it, and cut it into parts."""
     data, most = base64.b64decode(request["data"]), request["max_pixels"]
     try:
         opened = Image.open(io.BytesIO(data), formats=FORMATS)
@@ -36,9 +36,25 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         raise ValueError("the file of the picture is damaged") from error
     rule, numbers = request["size"]
-    height, width = RULES[rule](*numbers).of(image.height, image.width)
-    image = image.resize((width, height), request["resample"])
-    return {"height": height, "width": width, "pixels": base64.b64encode(image.tobytes()).decode()}
+    size, rows, columns, overview, before = RULES[rule](*numbers).cut(image.height, image.width)
+    first = image if before is None else _resized(image, before, request["resample"])
+    resized = _resized(first, size, request["resample"])
+    height, width = size[0] // rows, size[1] // columns
+    corners = [(x * width, y * height) for y in range(rows) for x in range(columns)]
+    parts = [resized.crop((x, y, x + width, y + height)) for x, y in corners]
+    if overview is not None:
+        whole = image if before is None else resized
+        parts.append(_resized(whole, overview, request["resample"]))
+    return {"rows": rows, "columns": columns, "parts": [_pixels(part) for part in parts]}
+
+
+def _resized(image: Image.Image, size: tuple[int, int], resample: Any) -> Image.Image:
+    return image.resize((size[1], size[0]), resample)
+
+
+def _pixels(image: Image.Image) -> dict[str, Any]:
+    pixels = base64.b64encode(image.tobytes()).decode()
+    return {"height": image.height, "width": image.width, "pixels": pixels}
 
 
 def _describe(error: Exception) -> str:

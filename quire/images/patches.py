@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from quire.errors import ConfigError
-from quire.images.sizes import FixedSize, KeptShape, LongestSide, SizeRule, TokenBudget
+from quire.images.sizes import FixedSize, KeptShape, LongestSide, SizeRule, SquareTiles, Tiles, TokenBudget
 
 
 class Patching(Protocol):
@@ -20,7 +20,7 @@ class Patching(Protocol):
 
     @property
     def size(self) -> SizeRule:
-        """The rule for the size to which images are resized."""
+        """The rule for the size to which images are resized, and the parts into which they are cut."""
         ...
 
     @property
@@ -30,7 +30,12 @@ class Patching(Protocol):
 
     @property
     def most(self) -> tuple[int, int]:
-        """The maximum numbers of patches and of tokens of an image."""
+        """The maximum numbers of patches and of tokens of an image, or of a part of one."""
+        ...
+
+    @property
+    def most_of_all(self) -> int:
+        """The maximum number of tokens of an image, in all its parts."""
         ...
 
     def bounded(self, max_tokens: int) -> Patching:
@@ -66,6 +71,15 @@ class Squares:
     __slots__ = ()
     patch: int
     merge: int
+
+    @property
+    def most(self) -> tuple[int, int]:
+        raise NotImplementedError
+
+    @property
+    def most_of_all(self) -> int:
+        """The maximum number of tokens of an image, in all its parts."""
+        return self.most[1]
 
     @property
     def unit(self) -> int:
@@ -152,15 +166,11 @@ class PooledPatches(Squares):
         return patches, patches // self.merge**2
 
     def bounded(self, max_tokens: int) -> PooledPatches:
-        if (tokens := self.most[1]) > max_tokens:
-            problem = f"images of this model have {tokens} tokens, and max_image_tokens = {max_tokens}"
-            raise ConfigError(problem, f"allow {tokens}, or no images: max_images = 0")
+        _require_tokens(self.most[1], max_tokens)
         return self
 
     def patches(self, pixels: np.ndarray) -> np.ndarray:
-        cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
-        places = y * (self.side // self.patch) + x, np.ones(len(y))
-        return np.concatenate([cut.reshape(len(y), -1), np.stack(places, axis=1)], axis=1, dtype=np.float32)
+        return _in_one_grid(self.normalization.apply(pixels), self.patch, self.merge)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +209,82 @@ class BudgetedPatches(Squares):
 
 
 @dataclass(frozen=True, slots=True)
+class TiledPatches(Squares):
+    """Squares of `merge` x `merge` patches become one token (Idefics3). Images become tiles of one size.
+
+    Patches of one square follow one another. Each has a learned position. Pixels that are left over at the
+    right and below have no patch.
+    """
+
+    patch: int
+    merge: int
+    size: SquareTiles
+    normalization: Normalization
+    resample: int
+
+    @property
+    def most(self) -> tuple[int, int]:
+        tokens = (self.size.side // self.unit) ** 2
+        return tokens * self.merge**2, tokens
+
+    @property
+    def most_of_all(self) -> int:
+        return self.size.parts * self.most[1]
+
+    def bounded(self, max_tokens: int) -> TiledPatches:
+        _require_tokens(self.most[1], max_tokens)
+        return replace(self, size=replace(self.size, parts=min(self.size.parts, max_tokens // self.most[1])))
+
+    def patches(self, pixels: np.ndarray) -> np.ndarray:
+        used = self.size.side // self.unit * self.unit
+        values = self.normalization.apply(pixels[:used, :used])
+        return _in_one_grid(values, self.patch, self.merge)
+
+
+@dataclass(frozen=True, slots=True)
+class NaflexPatches(Squares):
+    """Squares of `merge` x `merge` patches become one token (LFM2-VL). An image keeps its proportions.
+
+    Patches of one square follow one another, and the channels of one pixel. Learned positions are those of a
+    square of `side` x `side`, resized to an image: of each patch there are the shares of all `side` x `side`.
+    """
+
+    patch: int
+    merge: int
+    side: int
+    size: Tiles
+    normalization: Normalization
+    resample: int
+
+    @property
+    def most(self) -> tuple[int, int]:
+        tokens = self.size.most_of_part
+        return tokens * self.merge**2, tokens
+
+    @property
+    def most_of_all(self) -> int:
+        return self.size.most_of_all
+
+    def bounded(self, max_tokens: int) -> NaflexPatches:
+        return replace(self, size=self.size.bounded(max_tokens))
+
+    def patches(self, pixels: np.ndarray) -> np.ndarray:
+        cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
+        down, across = (self._shares(at) for at in (y, x))
+        shares = (down[:, :, None] * across[:, None]).reshape(len(y), -1)
+        cut = cut.transpose(0, 2, 1).reshape(len(y), -1)
+        return np.concatenate([cut, shares], axis=1, dtype=np.float32)
+
+    def _shares(self, at: np.ndarray) -> np.ndarray:
+        """Return the shares of the positions of a line in each place: linear, wider where it gets shorter."""
+        scale = np.float32(self.side) / np.float32(at.max() + 1)
+        centres = (at.astype(np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
+        apart = np.abs(np.arange(self.side, dtype=np.float32) - centres[:, None])
+        shares = np.maximum(1 - apart / np.maximum(scale, np.float32(1)), 0)
+        return shares / shares.sum(axis=1, keepdims=True)
+
+
+@dataclass(frozen=True, slots=True)
 class BoundedPatches(Squares):
     """Squares of `merge` x `merge` patches become one token (Pixtral). An image keeps its proportions.
 
@@ -230,6 +316,19 @@ class BoundedPatches(Squares):
         cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
         places = np.stack((y, x * self.across), axis=1)
         return np.concatenate([cut.reshape(len(y), -1), places], axis=1, dtype=np.float32)
+
+
+def _require_tokens(tokens: int, max_tokens: int) -> None:
+    if tokens > max_tokens:
+        problem = f"images of this model have {tokens} tokens, and max_image_tokens = {max_tokens}"
+        raise ConfigError(problem, f"allow {tokens}, or no images: max_images = 0")
+
+
+def _in_one_grid(values: np.ndarray, patch: int, merge: int) -> np.ndarray:
+    """Return the patches of a square, each with its learned position, which is used alone."""
+    cut, y, x = _in_squares(values, patch, merge)
+    places = y * (len(values) // patch) + x, np.ones(len(y))
+    return np.concatenate([cut.reshape(len(y), -1), np.stack(places, axis=1)], axis=1, dtype=np.float32)
 
 
 def _in_squares(values: np.ndarray, patch: int, merge: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -13,6 +13,8 @@ from quire.images.patches import Patching
 from quire.images.reader import ImageReader, Pixels
 from quire.types import PromptImage
 
+Around = Callable[[int, int, int], Sequence[Sequence[int]]]
+
 NO_IMAGES = "this model reads no images"
 SEEING = (
     "ask one that sees: it has preprocessor_config.json, or beside a GGUF file that of its vision tower "
@@ -43,7 +45,7 @@ def has_images(messages: Sequence[Any]) -> bool:
 
 
 class Placed(NamedTuple):
-    """A prompt with images: its token ids, the images in their places, and the keys of their blocks."""
+    """A prompt with images: its token ids, their parts in their places, and the keys of the parts' blocks."""
 
     token_ids: tuple[int, ...]
     images: tuple[PromptImage, ...]
@@ -54,7 +56,9 @@ class PromptImages:
     """Reads the images of prompts for a model with this patching; `token` stands for each of their tokens.
 
     Prompts have at most `most`. `whole` is as in PromptImage, whose `work` is that of an image of so many
-    tokens. With `row_ends` one of these follows each row of an image, the other one the last.
+    tokens. With `row_ends` one of these follows each row of an image, the other one the last. `around` gives
+    the tokens before each part of an image, and those after the last, by rows and columns of tiles and the
+    number of parts.
     """
 
     def __init__(
@@ -65,11 +69,12 @@ class PromptImages:
         allowed: Path | None = None,
         whole: bool = False,
         row_ends: tuple[int, int] | None = None,
+        around: Around | None = None,
         *,
         work: Callable[[int], int],
     ) -> None:
         self._patching, self._token, self._most, self._whole = patching, token, most, whole
-        self._work, self._row_ends = work, row_ends
+        self._work, self._row_ends, self._around = work, row_ends, around or _nothing
         self._reader = ImageReader(patching, allowed)
 
     def close(self) -> None:
@@ -77,7 +82,7 @@ class PromptImages:
         self._reader.close()
 
     def place(self, token_ids: Sequence[int], sources: Sequence[Source]) -> Placed:
-        """Return a prompt in which each `token` became the tokens of the next image.
+        """Return a prompt in which each `token` became the tokens of the next image, part by part.
 
         Raises RequestError for an image that cannot be read, for more than are allowed, and unless the prompt
         has as many of these tokens as images.
@@ -96,11 +101,15 @@ class PromptImages:
             if one != self._token:
                 ids.append(one)
                 continue
-            pixels = self._reader.read(*next(left))
-            image = self._image(len(ids), pixels)
-            placed.append(image)
-            keys.append((image.first, digest(pixels)))
-            ids += self._tokens(image)
+            read = self._reader.read(*next(left))
+            *before, after = self._around(read.rows, read.columns, len(read.parts))
+            for text, pixels in zip(before, read.parts, strict=True):
+                ids += text
+                image = self._image(len(ids), pixels)
+                placed.append(image)
+                keys.append((image.first, digest(pixels)))
+                ids += self._tokens(image)
+            ids += after
         return Placed(tuple(ids), tuple(placed), tuple(keys))
 
     def _image(self, first: int, pixels: Pixels) -> PromptImage:
@@ -117,8 +126,12 @@ class PromptImages:
         return [*(row * image.rows)[:-1], last]
 
 
+def _nothing(rows: int, columns: int, count: int) -> list[list[int]]:
+    return [[]] * (count + 1)
+
+
 def digest(pixels: Pixels) -> bytes:
-    """Identify an image by its size and pixels."""
+    """Identify a part of an image by its size and pixels."""
     size = f"{pixels.height}x{pixels.width}".encode()[:16]
     return hashlib.blake2b(pixels.values, digest_size=DIGEST_BYTES, salt=size).digest()
 

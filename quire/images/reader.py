@@ -8,7 +8,7 @@ import json
 import re
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from quire.errors import ConfigError, RequestError
@@ -26,11 +26,19 @@ _FORMATS = "give a picture in PNG, JPEG, WebP or GIF"
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """A decoded image of the size that the model takes: `values` are height x width x 3 bytes."""
+    """A part of a decoded image, in the size that the model takes: `values` are height x width x 3 bytes."""
 
     height: int
     width: int
     values: bytes
+
+
+class Parts(NamedTuple):
+    """A decoded image: `rows` x `columns` tiles, row by row, and after them maybe all of it, smaller."""
+
+    rows: int
+    columns: int
+    parts: tuple[Pixels, ...]
 
 
 class ImageReader:
@@ -49,7 +57,7 @@ class ImageReader:
         """End the process."""
         self._sandbox.close()
 
-    def read(self, source: str | bytes, where: str) -> Pixels:
+    def read(self, source: str | bytes, where: str) -> Parts:
         """Decode the image in a file, or at a data: or file: URL. `where` names the field of the request.
 
         Raises RequestError for what is no image, or too large.
@@ -72,7 +80,7 @@ class ImageReader:
             raise RequestError(problem, "send the image itself: data:image/png;base64,...", where)
         raise RequestError(f"{where}: this is not an image", "send data:image/png;base64,...", where)
 
-    def _decoded(self, data: bytes, where: str) -> Pixels:
+    def _decoded(self, data: bytes, where: str) -> Parts:
         size = self._patching.size
         request = {
             "data": base64.b64encode(data).decode(),
@@ -81,9 +89,10 @@ class ImageReader:
             "resample": self._patching.resample,
         }
         reply = self._sandbox.ask(json.dumps(request).encode() + b"\n")
-        if "pixels" not in reply:
+        if "parts" not in reply:
             raise _refusal(reply, where)
-        return Pixels(reply["height"], reply["width"], base64.b64decode(reply["pixels"]))
+        parts = (Pixels(p["height"], p["width"], base64.b64decode(p["pixels"])) for p in reply["parts"])
+        return Parts(reply["rows"], reply["columns"], tuple(parts))
 
     def _file(self, url: str, where: str) -> bytes:
         """Return the content of a file, which must be in the allowed folder, links followed."""

@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 MAX_RATIO = 200  # of the sides of an image
+Size = tuple[int, int]  # height and width
+
+
+class Cut(NamedTuple):
+    """An image is resized to the size `before`, if any, then to `size`, and cut into `rows` x `columns`
+    tiles, its parts.
+
+    The last part is all of it in the size of `overview`, unless that is None. With `before` it is made of
+    what is cut, else of the image as it came.
+    """
+
+    size: Size
+    rows: int = 1
+    columns: int = 1
+    overview: Size | None = None
+    before: Size | None = None
+
+
+class OnePart:
+    """A rule by which images are not cut."""
+
+    __slots__ = ()
+
+    def of(self, height: int, width: int) -> Size:
+        """Return the (height, width) to which an image is resized."""
+        raise NotImplementedError
+
+    def cut(self, height: int, width: int) -> Cut:
+        """Return how an image becomes parts."""
+        return Cut(self.of(height, width))
 
 
 @dataclass(frozen=True, slots=True)
-class FixedSize:
+class FixedSize(OnePart):
     """All images become `height` x `width` pixels."""
 
     height: int
@@ -21,7 +52,7 @@ class FixedSize:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptShape:
+class KeptShape(OnePart):
     """Images keep their proportions, with sides that are multiples of `unit`, and so many pixels."""
 
     unit: int
@@ -49,7 +80,7 @@ class KeptShape:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenBudget:
+class TokenBudget(OnePart):
     """Images keep their proportions, with sides that are multiples of `unit`, as large as `most` squares of
     `unit` x `unit` allow: small images are made larger.
     """
@@ -69,7 +100,7 @@ class TokenBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class LongestSide:
+class LongestSide(OnePart):
     """Images keep their proportions, with sides of `longest` at most before these are rounded up to multiples
     of `unit`: small images keep their size. They are at most `most` squares of `unit` x `unit`.
     """
@@ -89,7 +120,129 @@ class LongestSide:
         return rows * self.unit, columns * self.unit
 
 
-SizeRule = FixedSize | KeptShape | TokenBudget | LongestSide
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Images keep their proportions, with sides that are multiples of `unit`: `least` to `most` squares of
+    `unit` x `unit`. Those with more than `tolerance` times the most are cut into `fewest` to `tiles` tiles of
+    `side` x `side` pixels, in about their proportions, with an overview if `overview`; 0 tiles: into none.
+    """
+
+    patch: int
+    unit: int
+    least: int
+    most: int
+    side: int
+    fewest: int
+    tiles: int
+    tolerance: float
+    overview: bool
+
+    @property
+    def of_tile(self) -> int:
+        """The tokens of a tile."""
+        return (self.side // self.unit) ** 2
+
+    @property
+    def most_of_part(self) -> int:
+        """The maximum number of tokens of a part."""
+        return max(self.most, self.of_tile if self.tiles else 0)
+
+    @property
+    def most_of_all(self) -> int:
+        """The maximum number of tokens of all parts of an image."""
+        return max(self.most, self.tiles * self.of_tile + self.overview * self.most)
+
+    def bounded(self, max_tokens: int) -> Tiles:
+        """Return a rule by which the parts of an image have at most so many tokens together."""
+        most = min(self.most, max_tokens)
+        tiles = min(self.tiles, (max_tokens - self.overview * most) // self.of_tile)
+        return replace(
+            self, least=min(self.least, most), most=most, tiles=tiles if tiles >= self.fewest else 0
+        )
+
+    def cut(self, height: int, width: int) -> Cut:
+        """Return how an image becomes parts."""
+        whole = self._whole(height, width)
+        area = math.prod(max(self.patch, round(side / self.unit) * self.unit) for side in (height, width))
+        if not self.tiles or area <= self.most * self.unit**2 * self.tolerance:
+            return Cut(whole)
+        rows, columns = self._grid(height, width)
+        size = rows * self.side, columns * self.side
+        return Cut(size, rows, columns, whole if self.overview else None)
+
+    def _whole(self, height: int, width: int) -> Size:
+        """Return the size of an image that is not cut, or of the overview of one that is."""
+        unit, area = self.unit, height * width
+        rows, columns = (max(1, round(side / unit)) for side in (height, width))
+        if rows * columns > self.most:
+            by = math.sqrt(area / (self.most * unit**2))
+            rows, columns = (max(1, math.floor(side / by / unit)) for side in (height, width))
+        elif rows * columns < self.least:
+            by = math.sqrt(self.least * unit**2 / area)
+            rows, columns = (math.ceil(side * by / unit) for side in (height, width))
+        if rows <= columns:  # a short side that was rounded up makes too many
+            rows = min(rows, self.most)
+            columns = min(columns, self.most // rows)
+        else:
+            columns = min(columns, self.most)
+            rows = min(rows, self.most // columns)
+        return rows * unit, columns * unit
+
+    def _grid(self, height: int, width: int) -> Size:
+        """Return the rows and columns of tiles that are nearest to the proportions of an image.
+
+        Of equal ones the larger, if the image is larger than half of it.
+        """
+        counts = range(1, self.tiles + 1)
+        grids = [(rows, columns) for columns in counts for rows in counts]
+        fit = [grid for grid in grids if self.fewest <= math.prod(grid) <= self.tiles]
+        best, nearest = (1, 1), math.inf
+        for rows, columns in sorted(fit, key=math.prod):
+            apart = abs(width / height - columns / rows)
+            larger = height * width > 0.5 * self.side**2 * rows * columns
+            if apart < nearest or (apart == nearest and larger):
+                best, nearest = (rows, columns), apart
+        return best
+
+
+@dataclass(frozen=True, slots=True)
+class SquareTiles:
+    """Images become squares of `side` x `side` pixels: tiles, after their longer side was made `longest`, and
+    an overview. They have `parts` at most, and so a shorter side, or no tiles.
+    """
+
+    longest: int
+    side: int
+    parts: int
+
+    def cut(self, height: int, width: int) -> Cut:
+        """Return how an image becomes parts."""
+        square = self.side, self.side
+        for count in range(-(-self.longest // self.side), 1, -1):
+            before = _scaled(height, width, min(self.longest, count * self.side))
+            rows, columns = self._grid(*before)
+            if rows * columns < self.parts:
+                return Cut((rows * self.side, columns * self.side), rows, columns, square, before)
+        return Cut(square, before=_scaled(height, width, self.longest))
+
+    def _grid(self, height: int, width: int) -> Size:
+        """Return the rows and columns of tiles of an image of this size."""
+        ratio = width / height
+        if width >= height:
+            columns = math.ceil(width / self.side)
+            return math.ceil(int(columns * self.side / ratio) / self.side), columns
+        rows = math.ceil(height / self.side)
+        return rows, math.ceil(int(rows * self.side * ratio) / self.side)
+
+
+def _scaled(height: int, width: int, longest: int) -> Size:
+    """Return a size with a longer side of `longest`. The other is rounded down, then up to an even one."""
+    if width >= height:
+        return max(1, -(-int(longest / (width / height)) // 2) * 2), longest
+    return longest, max(1, -(-int(longest * (width / height)) // 2) * 2)
+
+
+SizeRule = FixedSize | KeptShape | TokenBudget | LongestSide | Tiles | SquareTiles
 RULES: dict[str, type[SizeRule]] = {
-    rule.__name__: rule for rule in (FixedSize, KeptShape, TokenBudget, LongestSide)
+    rule.__name__: rule for rule in (FixedSize, KeptShape, TokenBudget, LongestSide, Tiles, SquareTiles)
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from quire.images.marks import Marks
 from quire.images.patches import Patching
 from quire.images.windows import Windows
 from quire.program.program import Program
@@ -19,6 +20,7 @@ class Vision:
     by other text first if `written` says so. `row_ends` are the tokens, as the tokenizer names them, that
     follow each row of an image, and the last one. Tokens of an image see each other in the text model if
     images are `whole`, else those before them. A tower some of whose layers see only a window has `windows`.
+    `marks` are the text around the parts of an image, each of which is encoded as an image of its own.
     """
 
     program: Program
@@ -29,6 +31,7 @@ class Vision:
     whole: bool = False
     row_ends: tuple[str, str] | None = None
     windows: Windows | None = None
+    marks: Marks | None = None
 
     def bounded(self, max_tokens: int) -> Vision:
         """Return this tower for images of at most so many tokens. Raises ConfigError if it cannot be."""

@@ -7,6 +7,8 @@ from quire.models.left_out import AUDIO, VISION
 from quire.models.vision import qwen3_vl_tower
 from quire.models.vision_gemma import gemma3_tower
 from quire.models.vision_gemma4 import gemma4_tower
+from quire.models.vision_idefics3 import idefics3_tower
+from quire.models.vision_lfm2 import lfm2_vl_tower
 from quire.models.vision_pixtral import pixtral_tower
 from quire.models.vision_qwen2 import qwen2_5_vl_tower, qwen2_vl_tower
 
@@ -19,6 +21,12 @@ COMPOSITES: dict[str, Composite] = {
     ),
     "Gemma4UnifiedForConditionalGeneration": Composite(
         {"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}, True, _TOWERS
+    ),
+    "Idefics3ForConditionalGeneration": Composite(
+        {"llama": "LlamaForCausalLM"}, tied=False, tower=idefics3_tower
+    ),
+    "Lfm2VlForConditionalGeneration": Composite(
+        {"lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"}, True, tower=lfm2_vl_tower
     ),
     "Llama4ForConditionalGeneration": Composite({"": "Llama4ForCausalLM"}, tied=False),
     "Mistral3ForConditionalGeneration": Composite(
@@ -45,5 +53,8 @@ COMPOSITES: dict[str, Composite] = {
     ),
     "Qwen3_5MoeForConditionalGeneration": Composite(
         {"": "Qwen3_5MoeForCausalLM"}, tied=False, tower=qwen3_vl_tower
+    ),
+    "SmolVLMForConditionalGeneration": Composite(
+        {"llama": "LlamaForCausalLM"}, tied=False, tower=idefics3_tower
     ),
 }

@@ -8,7 +8,7 @@ from dataclasses import replace
 from quire.models.config import ModelConfig
 from quire.program import LeftOut
 
-_TOWERS = ("visual.*", "vision_*.*", "embed_vision.*", "multi_modal_projector.*")
+_TOWERS = ("visual.*", "vision_*.*", "embed_vision.*", "multi_modal_projector.*", "connector.*")
 _AUDIO = ("audio_tower.*", "embed_audio.*")
 _MOST_LATER = 4  # prediction layers after the others
 

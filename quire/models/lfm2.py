@@ -4,20 +4,23 @@ the others attention with a norm of each query and key head.
 
 from __future__ import annotations
 
+from quire.images.vision import Vision
 from quire.models.config import FULL, MAX_KERNEL, Fields, ModelConfig
 from quire.models.layers import embed_tokens, project_qkv, rotate
 from quire.models.moe import expert_stack
+from quire.models.tower import place_images
 from quire.program import Builder, Names, Value, WeightSpec
 from quire.program.ops.experts import Routing
 
 CONV = "conv"
 
 
-def lfm2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+def lfm2(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
     kinds, sparse = _kinds(cfg), "num_experts" in cfg.values
     inner = cfg.intermediate_size if sparse else _intermediate_size(cfg)
     dense = cfg.number("num_dense_layers") if sparse else cfg.num_hidden_layers
     x = embed_tokens(b, cfg, w)
+    x = x if vision is None else place_images(b, x)
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = b.rms_norm(x, p / "operator_norm", cfg.norm_eps)

@@ -123,7 +123,7 @@ _NO_BIAS = {"use_bias": (False, None)}
 _ONLY = {"is_causal": (True,), "per_layer_config": (None,)}  # of every family
 
 FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family(llama, defaults.LLAMA),
+    "LlamaForCausalLM": Family(llama, defaults.LLAMA, seeing=llama),
     "Llama4ForCausalLM": Family(llama4, defaults.LLAMA4, spelled=_EXPERTS, kinds=(CHUNKED,)),
     "MistralForCausalLM": Family(llama, defaults.MISTRAL, seeing=llama),
     "Ministral3ForCausalLM": Family(ministral3, defaults.MINISTRAL3, seeing=ministral3),
@@ -196,6 +196,7 @@ FAMILIES: dict[str, Family] = {
         spelled={"rms_norm_eps": "norm_eps"},
         older={"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"},
         kinds=(CONV,),
+        seeing=lfm2,
     ),
     "Lfm2MoeForCausalLM": Family(
         lfm2,
@@ -203,6 +204,7 @@ FAMILIES: dict[str, Family] = {
         spelled={"rms_norm_eps": "norm_eps"},
         older={"tie_word_embeddings": "tie_embedding", "num_experts": "num_experts"},
         kinds=(CONV,),
+        seeing=lfm2,
     ),
     "MixtralForCausalLM": Family(mixtral, defaults.MIXTRAL, spelled=_EXPERTS),
     "OlmoeForCausalLM": Family(olmoe, defaults.OLMOE, only={"clip_qkv": (None,)}),
@@ -326,7 +328,7 @@ def read_model(raw: Mapping[str, Any], processor: Mapping[str, Any] | None = Non
     else:
         output = family.record(builder, cfg, Names(""))
     ignored = (*IGNORED, "lm_head.weight") if cfg.tie_word_embeddings else IGNORED
-    ignored = (*ignored, *family.unused(cfg))
+    ignored = (*ignored, *family.unused(cfg), *(() if vision is None else vision.program.ignored))
     own_parts = family.left_out(cfg) if family.prediction is None else usable(family.left_out(cfg))
     return Model(name, cfg, builder.program(output, ignored, (*parts, *own_parts)), vision=vision)
 

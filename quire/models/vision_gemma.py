@@ -11,21 +11,10 @@ from quire.images.patches import PooledPatches
 from quire.images.vision import Vision
 from quire.models.config import Fields
 from quire.models.defaults import GEMMA3
-from quire.models.pooling import attend_both
+from quire.models.siglip import SIGLIP, siglip_layer
 from quire.models.tower import embed_patches, image_token, normalization, unquantized
 from quire.program import Builder, Names, Value, WeightSpec, ops
 
-_SIGLIP = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "num_channels": 3,
-    "image_size": 224,
-    "patch_size": 16,
-    "hidden_act": "gelu_pytorch_tanh",
-    "layer_norm_eps": 1e-6,
-}
 _TOKENS = 256  # of an image
 _BEGIN, _TOKEN, _END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
 _BILINEAR = 2  # of Pillow
@@ -34,7 +23,7 @@ _BILINEAR = 2  # of Pillow
 def gemma3_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
     """Record the tower of Gemma 3, with its projection to the embeddings of the text model."""
     stated = {key: value for key, value in raw["vision_config"].items() if value is not None}
-    cfg, patching = Fields({**_SIGLIP, **stated}), _patching(raw, stated, processor)
+    cfg, patching = Fields({**SIGLIP, **stated}), _patching(raw, stated, processor)
     hidden, patch, b = cfg.size("hidden_size"), cfg.size("patch_size"), Builder()
     w, pixels = Names("model.vision_tower"), 3 * patch**2
     given = b.record(ops.Patches(b.value((pixels + 2,)))).out
@@ -43,7 +32,7 @@ def gemma3_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision
     table = WeightSpec(name, (patching.most[0], hidden), (name,))
     x = b.add(x, b.record(ops.MixedRows(b.value((hidden,)), b.slice(given, pixels, 2), table)).out)
     for i in range(cfg.size("num_hidden_layers")):
-        x = _layer(b, cfg, x, w / f"encoder.layers.{i}")
+        x = siglip_layer(b, cfg, x, w / f"encoder.layers.{i}")
     x = b.layer_norm(x, w / "post_layernorm", cfg.positive("layer_norm_eps"))
     out = _projected(b, cfg, x, raw, patching.merge**2)
     written = _BEGIN, f"\n\n{_BEGIN}{_TOKEN}{_END}\n\n"
@@ -54,7 +43,7 @@ def _patching(
     raw: Mapping[str, Any], stated: Mapping[str, Any], processor: Mapping[str, Any]
 ) -> PooledPatches:
     """Return how images are resized and cut. Raises ConfigError for what is not supported."""
-    cfg = Fields({"mm_tokens_per_image": _TOKENS, **_SIGLIP, **raw, **stated})
+    cfg = Fields({"mm_tokens_per_image": _TOKENS, **SIGLIP, **raw, **stated})
     size, patch, tokens = cfg.size("image_size"), cfg.size("patch_size"), cfg.size("mm_tokens_per_image")
     side, of_tokens = size // patch, math.isqrt(tokens)
     if size % patch or cfg.size("num_channels") != 3 or of_tokens**2 != tokens or side % of_tokens:
@@ -65,23 +54,6 @@ def _patching(
         raise ConfigError(f"preprocessor_config.json: {problem}")
     resample = processor.get("resample", _BILINEAR)
     return PooledPatches(size, patch, side // of_tokens, normalization(processor), resample)
-
-
-def _layer(b: Builder, cfg: Fields, x: Value, p: Names) -> Value:
-    hidden, heads, eps = (
-        cfg.size("hidden_size"),
-        cfg.size("num_attention_heads"),
-        cfg.positive("layer_norm_eps"),
-    )
-    if hidden % heads:
-        raise ConfigError(f"config.json: vision_config: {hidden} numbers in {heads} heads are not supported")
-    shape = heads, hidden // heads
-    h = b.layer_norm(x, p / "layer_norm1", eps)
-    q, k, v = (b.linear(h, p / f"self_attn.{name}_proj", shape, bias=True) for name in "qkv")
-    x = b.add(x, b.linear(attend_both(b, q, k, v), p / "self_attn.out_proj", hidden, bias=True))
-    h = b.layer_norm(x, p / "layer_norm2", eps)
-    h = b.linear(h, p / "mlp.fc1", cfg.size("intermediate_size"), bias=True)
-    return b.add(x, b.linear(b.activation(h, str(cfg.get("hidden_act"))), p / "mlp.fc2", hidden, bias=True))
 
 
 def _projected(b: Builder, cfg: Fields, x: Value, raw: Mapping[str, Any], number: int) -> Value:

@@ -113,7 +113,7 @@ class ChatTemplate:
         source = self._source(tools)
         if late_system.DEVELOPER not in source:
             checked = late_system.of_system(checked)
-        if any(isinstance(message.get("content"), list) for message in checked) and not self._parts(source):
+        if not (parts := self._parts(source)):
             checked = [_flattened(message) for message in checked]
         if call_arguments.is_calling(checked) and self._wants_text(source):
             checked = call_arguments.as_text(checked, messages)
@@ -122,6 +122,8 @@ class ChatTemplate:
             checked = late_system.folded(checked)
         if user_turns.repeats(checked) and self._tried(source, user_turns.probe) is None:
             checked = user_turns.merged(checked)
+        if parts:
+            checked = [_in_parts(message) for message in checked]
         context = {"messages": checked, "tools": _checked_tools(tools), "documents": None, **extra}
         context |= {"add_generation_prompt": add_generation_prompt and end is None}
         rendered = self.render_context(source, context, now)
@@ -334,6 +336,12 @@ def _flattened(message: dict[str, Any]) -> dict[str, Any]:
         parts += [{"type": kind, "text": "\n".join(texts)}] if texts else same
     is_text = all(part["type"] == "text" for part in parts)
     return message | {"content": "".join(part["text"] for part in parts) if is_text else parts}
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose text is a part."""
+    content = message.get("content")
+    return message | {"content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _measure(value: Any, param: str) -> None:

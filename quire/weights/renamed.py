@@ -20,6 +20,7 @@ LAYOUTS: tuple[dict[str, str], ...] = (
     # composites, and as newer versions of transformers write them
     {"language_model.model.": "model.", "language_model.lm_head.": "lm_head.", **_TOWER},
     {"model.language_model.": "model.", **{f"model.{old}": new for old, new in _TOWER.items()}},
+    {"model.text_model.": "model."},  # Idefics3
     {"": "model.", "lm_head.": "lm_head."},  # bare decoders
     {"": "transformer."},  # bare decoders, as GPT-2 was published
     {"bert.": ""},  # encoders beneath a head

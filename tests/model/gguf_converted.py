@@ -176,7 +176,7 @@ def read(folder: Path) -> Arrays:
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="np") as opened:
             for name in opened.keys():  # noqa: SIM118
-                if not re.search("visual|vision", name):
+                if not re.search("visual|vision|projector", name):
                     own = name.replace("model.language_model.", "model.")
                     found[own] = opened.get_tensor(name).astype(np.float32)
     return found

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from test_gguf_families import converted, metadata_of
 
 Arrays = dict[str, np.ndarray]
-_TOWER = re.compile(r"model\.(visual|vision_tower|multi_modal_projector|embed_vision)\.")
+_TOWER = re.compile(r"model\.(visual|vision_(tower|model)|connector|multi_modal_projector|embed_vision)\.")
 _PROJECTORS = {
     "qwen2_vl": "qwen2vl_merger",
     "qwen2_5_vl": "qwen2.5vl_merger",
@@ -24,6 +24,8 @@ _PROJECTORS = {
     "gemma3": "gemma3",
     "gemma4": "gemma4v",
     "mistral3": "pixtral",
+    "lfm2_vl": "lfm2",
+    "smolvlm": "idefics3",
 }
 _GEMMA4 = {
     "input_layernorm": "ln1",
@@ -79,6 +81,11 @@ _WHOLE = {
     "model.vision_tower.ln_pre": "v.pre_ln",
     "model.multi_modal_projector.norm": "mm.input_norm",
     "model.multi_modal_projector.patch_merger.merging_layer": "mm.patch_merger",
+    "model.multi_modal_projector.layer_norm": "mm.input_norm",
+    "model.vision_model.embeddings.patch_embedding": "v.patch_embd",
+    "model.vision_model.embeddings.position_embedding": "v.position_embd",
+    "model.vision_model.post_layernorm": "v.post_ln",
+    "model.connector.modality_projection.proj": "mm.model.fc",
     "model.multi_modal_projector.linear_1": "mm.1",
     "model.multi_modal_projector.linear_2": "mm.2",
 }
@@ -86,6 +93,7 @@ _TEXTS = {
     "qwen3_vl_text": "qwen3vl",
     "qwen3_vl_moe_text": "qwen3vlmoe",
     "gemma3_text": "gemma3",
+    "llama": "llama",
     "mistral": "llama",
     "ministral3": "mistral3",
     "qwen2_vl_text": "qwen2vl",
@@ -141,7 +149,7 @@ def _written(path: Path, metadata: dict[str, Any], tensors: Arrays) -> Path:
 
 def _text_model(folder: Path, config: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
     kind, own = config["model_type"], config["text_config"]
-    if kind == "gemma4":
+    if kind in ("gemma4", "lfm2_vl"):
         return converted_later(folder)
     architecture = _TEXTS[own["model_type"]]
     plain = {name: array for name, array in arrays.items() if ".experts." not in name}
@@ -214,6 +222,8 @@ def tower(config: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Array
         keys["spatial_merge_size"] = 2
     if whole := own.get("fullatt_block_indexes"):
         keys |= {"n_wa_pattern": whole[0] + 1, "window_size": own["window_size"]}
+    if kind in ("lfm2_vl", "smolvlm"):
+        keys["projector.scale_factor"] = 2
     if kind == "gemma3":
         keys["projector.scale_factor"] = own["image_size"] // own["patch_size"] // 4
     stated = {f"clip.vision.{key}": value for key, value in keys.items()}
@@ -233,7 +243,7 @@ def _tensors_of(own: dict[str, Any], name: str, array: np.ndarray) -> Arrays:
     module, _, end = name.rpartition(".")
     if name == "model.visual.patch_embed.proj.weight":
         return {"v.patch_embd.weight": array[:, :, 0], "v.patch_embd.weight.1": array[:, :, 1]}
-    if name == "model.vision_tower.patch_embedder.input_proj.weight":
+    if "patch_embed" in name and name.endswith("weight") and array.ndim == 2:
         patch = own["patch_size"]
         return {"v.patch_embd.weight": array.reshape(-1, patch, patch, 3).transpose(0, 3, 1, 2)}
     if module in _WHOLE:

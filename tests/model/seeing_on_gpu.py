@@ -18,11 +18,15 @@ from tiny_vision import (
     CONFIG4,
     CONFIG4E,
     CONFIG25,
+    CONFIG_LFM2,
     CONFIG_PIXTRAL,
+    CONFIG_SMOLVLM,
     PROCESSOR,
     PROCESSOR3,
     PROCESSOR4,
+    PROCESSOR_LFM2,
     PROCESSOR_PIXTRAL,
+    PROCESSOR_SMOLVLM,
 )
 
 from quire.backends.backend import Capacity
@@ -91,6 +95,12 @@ GEMMA4_SMALL = _with(
     _WIDE | {"num_attention_heads": 4},
 )
 PIXTRAL = _with(CONFIG_PIXTRAL, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
+LFM2 = _with(
+    CONFIG_LFM2,
+    {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
+    _WIDE | {"num_attention_heads": 4},
+)
+SMOLVLM = _with(CONFIG_SMOLVLM, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
 SMALL_IMAGES: Json = PROCESSOR3 | {"size": {"height": 24, "width": 24}}
 MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and width of images
     "qwen2_vl": (QWEN2, PROCESSOR, (16, 16)),
@@ -99,6 +109,8 @@ MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and 
     "gemma3": (GEMMA3, SMALL_IMAGES, (24, 24)),
     "gemma4": (GEMMA4, PROCESSOR4, (12, 24)),
     "gemma4_small": (GEMMA4_SMALL, PROCESSOR4, (12, 24)),
+    "lfm2_vl": (LFM2, PROCESSOR_LFM2, (16, 16)),
+    "smolvlm": (SMOLVLM, PROCESSOR_SMOLVLM, (18, 18)),
     "mistral3": (PIXTRAL, PROCESSOR_PIXTRAL, (16, 16)),
 }
 

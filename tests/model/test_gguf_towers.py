@@ -14,6 +14,7 @@ from gguf_towers import write_both
 
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError
+from quire.images.sizes import SquareTiles, Tiles
 from quire.models import Model, read_model
 from quire.program import Program, ops
 from quire.weights.hub import open_model
@@ -75,6 +76,22 @@ QWEN2, QWEN25 = (
     }
     for config in (own.CONFIG2, own.CONFIG25)
 )
+LFM2 = {
+    **own.CONFIG_LFM2,
+    "text_config": {
+        **own.CONFIG_LFM2["text_config"],
+        "intermediate_size": 96,
+        "norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "conv_L_cache": 3,
+    },
+}
+SMOLVLM = {
+    **own.CONFIG_SMOLVLM,
+    "text_config": {**own.CONFIG_SMOLVLM["text_config"], "rope_theta": 1e6},
+}
+OF_LFM2 = {"min_image_tokens", "max_image_tokens", "tile_size", "max_tiles", "max_pixels_tolerance"}
+HOMES = {"lfm2_vl": "lfm2"}  # names of folders, by which files of some families are converted
 SEEING: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "qwen2_vl": (own.write_qwen3_vl, QWEN2),
     "qwen2_5_vl": (own.write_qwen3_vl, QWEN25),
@@ -83,6 +100,8 @@ SEEING: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "gemma3": (own.write_gemma3, GEMMA3),
     "gemma4": (own.write_gemma4, GEMMA4),
     "gemma4e": (own.write_gemma4, GEMMA4E),
+    "lfm2_vl": (own.write_lfm2_vl, LFM2),
+    "smolvlm": (own.write_smolvlm, SMOLVLM),
     "ministral3": (own.write_pixtral, MINISTRAL3),
     "mistral3": (own.write_pixtral, MISTRAL3),
 }
@@ -106,16 +125,15 @@ def loaded(source: Any, program: Program) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("name", SEEING)
 def test_both_programs_and_their_weights(name: str, tmp_path: Path) -> None:
-    folder = checkpoint(name, tmp_path / "gemma4_e")
+    folder = checkpoint(name, tmp_path / HOMES.get(name, "gemma4_e"))
     source, other = open_model(str(write_both(folder, tmp_path / "gguf"))), open_model(str(folder))
     model = read_model(source.config(), source.image_processor())
     expected = read_model(other.config(), other.image_processor())
     assert repr([*model.program]) == repr([*expected.program])
     tower, known = vision_of(model), vision_of(expected)
     assert repr([*tower.program]) == repr([*known.program])
-    assert (tower.token, tower.num_added, tower.written, tower.whole, tower.row_ends) == (
-        *(known.token, known.num_added, known.written, known.whole, known.row_ends),
-    )
+    for field in ("token", "num_added", "written", "whole", "row_ends", "marks"):
+        assert getattr(tower, field) == getattr(known, field)
     for ours, theirs in ((model.program, expected.program), (tower.program, known.program)):
         weights, reference = loaded(source, ours), loaded(other, theirs)
         assert weights.keys() == reference.keys()
@@ -126,12 +144,14 @@ def test_both_programs_and_their_weights(name: str, tmp_path: Path) -> None:
     assert {*source.tensors()} <= {name for spec in specs for name in (spec.name, *spec.sources)}
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4", "mistral3"])
+@pytest.mark.parametrize(
+    "name", ["qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4", "mistral3", "lfm2_vl", "smolvlm"]
+)
 def test_answers_about_an_image(name: str, tmp_path: Path) -> None:
     """With images of one size for both: a file states no least number of pixels, or most tokens."""
-    folder = checkpoint(name, tmp_path / "gemma4_e")
-    if name != "gemma3":
-        unstated = ("max_soft_tokens",) if name == "gemma4" else ("size",)
+    folder = checkpoint(name, tmp_path / HOMES.get(name, "gemma4_e"))
+    if name not in ("gemma3", "smolvlm"):
+        unstated = {"gemma4": {"max_soft_tokens"}, "lfm2_vl": OF_LFM2}.get(name, {"size"})
         path = folder / "preprocessor_config.json"
         stated = json.loads(path.read_text())
         path.write_text(json.dumps({key: value for key, value in stated.items() if key not in unstated}))
@@ -140,7 +160,8 @@ def test_answers_about_an_image(name: str, tmp_path: Path) -> None:
     messages = [{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}]
     sampling = SamplingParams(temperature=0.0, max_tokens=8)
     found = []
-    for model in (folder, write_both(folder, tmp_path / "gguf", **(pixels if "qwen" in name else {}))):
+    stated = {"smolvlm": {"clip.vision.preproc_image_size": 36}}.get(name, pixels if "qwen" in name else {})
+    for model in (folder, write_both(folder, tmp_path / "gguf", **stated)):
         with LLM(str(model), device="native", max_model_len=2048) as llm:
             (answer,) = llm.chat(messages, sampling, use_tqdm=False)
             found.append((answer.prompt_token_ids, answer.outputs[0].token_ids))
@@ -198,6 +219,31 @@ def test_a_tower_of_pixtral_that_merges_no_patches(tmp_path: Path) -> None:
     assert vision_of(seen(write_both(folder, tmp_path / "gguf"))).patching.merge == 2
     unmerged = {"clip.vision.spatial_merge_size": None}
     assert seen(write_both(folder, tmp_path / "gguf", **unmerged)).vision is None
+
+
+def test_how_images_are_cut_that_files_do_not_say(tmp_path: Path) -> None:
+    """As the published models do it."""
+    lfm2 = vision_of(seen(write_both(checkpoint("lfm2_vl", tmp_path / "lfm2"), tmp_path / "one")))
+    assert lfm2.patching.size == Tiles(4, 8, 64, 256, 512, 2, 10, 2.0, True)
+    assert lfm2.patching.resample == 2
+    smolvlm = vision_of(seen(write_both(checkpoint("smolvlm", tmp_path / "plain"), tmp_path / "other")))
+    assert smolvlm.patching.size == SquareTiles(72, 18, 17)
+    assert smolvlm.patching.resample == 1
+
+
+@pytest.mark.parametrize("name", ["lfm2_vl", "smolvlm"])
+def test_how_many_patches_become_a_token(name: str, tmp_path: Path) -> None:
+    folder = checkpoint(name, tmp_path / HOMES.get(name, "plain"))
+    path = write_both(folder, tmp_path / "gguf", **{"clip.vision.projector.scale_factor": 4})
+    assert vision_of(seen(path)).patching.merge == 4
+
+
+def test_a_projector_of_lfm2_without_norm_and_biases(tmp_path: Path) -> None:
+    plain = {**LFM2, "projector_use_layernorm": False, "projector_bias": False}
+    folder = own.write_lfm2_vl(tmp_path / "lfm2", plain)
+    program = vision_of(seen(write_both(folder, tmp_path / "gguf"))).program
+    other = open_model(str(folder))
+    assert repr([*program]) == repr([*vision_of(read_model(other.config(), other.image_processor())).program])
 
 
 def test_a_tower_without_its_second_frame(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from tiny_vision import data_url, picture
 from quire.errors import RequestError
 from quire.images import reader as reader_module
 from quire.images.decode_job import run
-from quire.images.patches import MergedPatches, Normalization
+from quire.images.patches import MergedPatches, NaflexPatches, Normalization
 from quire.images.prompt import PromptImages, Source, digest, has_images, image_part, take_images
 from quire.images.prompt import given as images_given
 from quire.images.reader import ImageReader, Pixels
-from quire.images.sizes import FixedSize, KeptShape
+from quire.images.sizes import FixedSize, KeptShape, Tiles
 
 PATCHING = MergedPatches(4, 2, 2, 6, 4 * 64, 40 * 64, Normalization())
 TOKEN = 9
@@ -44,7 +44,8 @@ def saved(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 def pixels_of(data: bytes) -> np.ndarray:
     """What the job makes of a file at its own size."""
     found = run({"data": base64.b64encode(data).decode(), "max_pixels": 10**6, "size": OWN, "resample": 3})
-    return np.frombuffer(base64.b64decode(found["pixels"]), np.uint8).reshape(found["height"], -1, 3)
+    (part,) = found["parts"]
+    return np.frombuffer(base64.b64decode(part["pixels"]), np.uint8).reshape(part["height"], -1, 3)
 
 
 OWN = ["KeptShape", [1, 1, 10**6]]
@@ -95,7 +96,8 @@ def test_a_fixed_size_is_that() -> None:
 
 
 def test_a_picture_without_loss_is_read_exactly(reader: ImageReader) -> None:
-    pixels = np.frombuffer(reader.read(picture(1), "x").values, np.uint8).reshape(40, 40, 3)
+    (part,) = reader.read(picture(1), "x").parts
+    pixels = np.frombuffer(part.values, np.uint8).reshape(40, 40, 3)
     assert np.array_equal(pixels, np.asarray(Image.open(io.BytesIO(picture(1)))))
     assert reader.read(data_url(picture(1)), "x") == reader.read(picture(1), "x")
 
@@ -156,7 +158,7 @@ def test_one_clear_error(reader: ImageReader, name: str) -> None:
     assert words in refused.value.message
     assert refused.value.message.startswith("images[3]")
     assert refused.value.param == "images[3]"
-    assert reader.read(picture(1), "x").height == 40
+    assert reader.read(picture(1), "x").parts[0].height == 40
 
 
 @pytest.mark.parametrize(
@@ -254,6 +256,29 @@ def test_a_token_becomes_those_of_its_image(images: PromptImages) -> None:
     assert (first.work, second.work) == (125, 30)
     assert [position for position, _ in placed.block_keys] == [1, 27]
     assert placed.block_keys[0][1] != placed.block_keys[1][1]
+
+
+def test_parts_are_images_with_tokens_between() -> None:
+    """Each is identified by its own pixels: here two images differ in the second tile, and so as a whole."""
+    rule = Tiles(4, 8, 1, 4, 16, 2, 4, 1.0, True)
+    tiled = NaflexPatches(4, 2, 5, rule, Normalization(), 2)
+
+    def around(rows: int, columns: int, count: int) -> list[list[int]]:
+        assert (rows, columns) == (1, 2)
+        return [[20 + number, 30] for number in range(count + 1)]
+
+    other = Image.open(io.BytesIO(picture(1, 32, 16)))
+    other.putpixel((31, 15), (0, 0, 0))
+    with closing(PromptImages(tiled, TOKEN, 2, around=around, work=lambda count: count)) as images:
+        placed = images.place([1, TOKEN, TOKEN], [Source(picture(1, 32, 16), "a"), Source(saved(other), "b")])
+    parts = [20, 30, *[TOKEN] * 4, 21, 30, *[TOKEN] * 4, 22, 30, *[TOKEN] * 2, 23, 30]
+    assert placed.token_ids == (1, *parts, *parts)
+    assert [image.first for image in placed.images] == [3, 9, 15, 21, 27, 33]
+    assert [(image.rows, image.columns) for image in placed.images[:3]] == [(2, 2), (2, 2), (1, 2)]
+    assert [position for position, _ in placed.block_keys] == [image.first for image in placed.images]
+    keys = [key for _, key in placed.block_keys]
+    assert keys[0] == keys[3]
+    assert len({*keys}) == 5
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,95 @@ PROCESSOR_PIXTRAL: dict[str, Any] = {
     "image_std": [0.5, 0.5, 0.5],
 }
 
+# As that of LFM2-VL, whose processor cuts large images into tiles, and writes marks before each
+TEMPLATE_LFM2 = TEMPLATE3.replace("<start_of_image>", "<image>")
+MARKS_LFM2 = (
+    *("<|image_start|>", "<image>", "<|image_end|>", "<|img_thumbnail|>"),
+    *("<|img_row_1_col_1|>", "<|img_row_1_col_2|>"),
+)
+CONFIG_LFM2: dict[str, Any] = {
+    "architectures": ["Lfm2VlForConditionalGeneration"],
+    "model_type": "lfm2_vl",
+    "text_config": {
+        "model_type": "lfm2",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 2048,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "block_auto_adjust_ff_dim": False,
+    },
+    "vision_config": {
+        "hidden_size": 24,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "patch_size": 4,
+        "num_patches": 25,
+    },
+    "projector_hidden_size": 40,
+}
+PROCESSOR_LFM2: dict[str, Any] = {
+    "image_processor_type": "Lfm2VlImageProcessorFast",
+    "encoder_patch_size": 4,
+    "downsample_factor": 2,
+    "min_image_tokens": 2,
+    "max_image_tokens": 9,
+    "tile_size": 16,
+    "max_tiles": 4,
+    "max_pixels_tolerance": 0.6,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
+# As that of SmolVLM, whose template takes images among parts of a message, and no text as a message
+TEMPLATE_SMOLVLM = """\
+<|im_start|>
+{%- for message in messages %}
+{{- message.role | capitalize + ':' }}
+{%- for part in message.content %}
+{%- if part.type == 'image' %}{{- '<image>' }}{% elif part.type == 'text' %}{{- part.text }}{% endif %}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}
+"""
+MARKS_SMOLVLM = (
+    *("<fake_token_around_image>", "<image>", "<global-img>"),
+    *("<row_1_col_1>", "<row_1_col_2>", "<row_2_col_1>", "<row_2_col_2>"),
+)
+CONFIG_SMOLVLM: dict[str, Any] = {
+    "architectures": ["SmolVLMForConditionalGeneration"],
+    "model_type": "smolvlm",
+    "text_config": {
+        "model_type": "llama",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 2048,
+    },
+    "vision_config": {
+        "hidden_size": 24,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 18,  # of which two pixels are in no patch
+        "patch_size": 4,
+    },
+    "scale_factor": 2,
+}
+PROCESSOR_SMOLVLM: dict[str, Any] = {
+    "image_processor_type": "SmolVLMImageProcessor",
+    "size": {"longest_edge": 36},
+    "max_image_size": {"longest_edge": 18},
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
 
 def write_qwen3_vl(folder: Path, config: dict[str, Any] = CONFIG) -> Path:
     """Write the model."""
@@ -288,6 +377,16 @@ def write_gemma4(folder: Path, config: dict[str, Any] = CONFIG4) -> Path:
 def write_pixtral(folder: Path, config: dict[str, Any] = CONFIG_PIXTRAL) -> Path:
     """Write the model."""
     return _write(folder, config, PROCESSOR_PIXTRAL, MARKS_PIXTRAL, TEMPLATE_PIXTRAL)
+
+
+def write_lfm2_vl(folder: Path, config: dict[str, Any] = CONFIG_LFM2) -> Path:
+    """Write the model."""
+    return _write(folder, config, PROCESSOR_LFM2, MARKS_LFM2, TEMPLATE_LFM2)
+
+
+def write_smolvlm(folder: Path, config: dict[str, Any] = CONFIG_SMOLVLM) -> Path:
+    """Write the model."""
+    return _write(folder, config, PROCESSOR_SMOLVLM, MARKS_SMOLVLM, TEMPLATE_SMOLVLM)
 
 
 def _write(

@@ -19,11 +19,15 @@ from tiny_vision import (
     CONFIG4,
     CONFIG4E,
     CONFIG25,
+    CONFIG_LFM2,
     CONFIG_PIXTRAL,
+    CONFIG_SMOLVLM,
     PROCESSOR,
     PROCESSOR3,
     PROCESSOR4,
+    PROCESSOR_LFM2,
     PROCESSOR_PIXTRAL,
+    PROCESSOR_SMOLVLM,
 )
 
 from quire.backends.native import _core
@@ -64,6 +68,8 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "gemma 3": (CONFIG3, PROCESSOR3, 32),
     "gemma 4": (CONFIG4, PROCESSOR4, 48),
     "gemma 4, small": (CONFIG4E, PROCESSOR4, 48),
+    "lfm2": (CONFIG_LFM2, PROCESSOR_LFM2, 24),
+    "smolvlm": (CONFIG_SMOLVLM, PROCESSOR_SMOLVLM, 18),
     "mistral 3": (CONFIG_PIXTRAL, PROCESSOR_PIXTRAL, 24),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, repeat
@@ -24,7 +25,8 @@ from quire.weights.load import load
 from quire.weights.plan import plan
 from quire.weights.renamed import under_own_names
 
-IMAGE, START, END, BREAK = 250, 252, 253, 254  # tokens
+MARK, IMAGE, START, END, BREAK = 200, 250, 252, 253, 254  # tokens
+MARKS = re.compile(r"<[^<>]+>|\n+")
 
 
 def picture(height: int, width: int, seed: int) -> Image.Image:
@@ -40,8 +42,22 @@ def prompt(images: list[Image.Image], vision: Vision) -> tuple[list[int], list[P
         files.append(Source(file.getvalue(), "image"))
         ids += [START, vision.token, END, 7, 8]
     ends = None if vision.row_ends is None else (BREAK, END)
+    marks, known = vision.marks, dict[str, int]()
+
+    def around(*numbers: int) -> list[list[int]]:
+        """Tokens from MARK on, one for each mark."""
+        texts = [] if marks is None else marks.around(*numbers)
+        return [[known.setdefault(one, MARK + len(known)) for one in MARKS.findall(text)] for text in texts]
+
     placing = PromptImages(
-        vision.patching, vision.token, len(images), None, vision.whole, ends, work=lambda tokens: 0
+        vision.patching,
+        vision.token,
+        len(images),
+        None,
+        vision.whole,
+        ends,
+        None if marks is None else around,
+        work=lambda tokens: 0,
     )
     try:
         placed = placing.place(ids, files)

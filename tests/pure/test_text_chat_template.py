@@ -322,6 +322,19 @@ def test_parts_are_joined_unless_the_template_wants_them(renderer, chatml) -> No
     assert template(renderer, lists).render(parts).text == "a;b;"
 
 
+def test_a_template_that_reads_parts_alone_gets_texts_as_parts(renderer) -> None:
+    """As those of Idefics3 and SmolVLM do, which print nothing of a text."""
+    each = "{{ m.role }}:{% for p in m.content or () %}{{ p.text }};{% endfor %}"
+    lists = f"{{% for m in messages %}}{each}{{% endfor %}}"
+    messages = [
+        *({"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]}),
+        *({"role": "assistant", "content": "c"}, {"role": "user", "content": ""}),
+    ]
+    chat = template(renderer, lists)
+    assert chat.render(messages).text == "system:a;user:b;assistant:c;user:;"
+    assert chat.render(messages[:3], continue_final_message=True).text == "system:a;user:b;assistant:c"
+
+
 CALLED = """{% for m in messages %}{{ '<|im_start|>' + m.role + ':' + (m.content or '') }}\
 {% for c in m.tool_calls or [] %}{{ '\n<|call|>' + c.function.name + '\n' + c.function.arguments }}\
 {% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"""

@@ -59,7 +59,7 @@ class Tower:
             **{name: metadata.numbers(f"{prefix}.{name}") for name in ("image_mean", "image_std")},
         }
         known = {name: value for name, value in stated.items() if value}
-        return {"do_resize": True, **self.kind.processor, **known}
+        return {"do_resize": True, **self.kind.processor(self.keys), **known}
 
     def tensors(self) -> dict[str, GgufTensor]:
         """Return the tensors by their names in the model; unknown ones keep theirs."""

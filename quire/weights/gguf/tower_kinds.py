@@ -23,9 +23,9 @@ class TowerKind:
     their vocabularies. `names` are those of modules and tensors, with * for the number of a layer. `last` is
     the matrix that gives embeddings of the text model, and its axis of their numbers. `fields` makes those of
     config.json from the metadata of a tower and of a text model, with text_config what it adds to that.
-    `processor` is how images are resized where a file does not say it. `changes` are those of tensors; in
-    `paired` ones, numbers of queries and keys that rotate together follow one another. `unused` are tensors
-    that nothing needs.
+    `processor` tells from the former how images are resized. `changes` are those of tensors; in `paired`
+    ones, numbers of queries and keys that rotate together follow one another. `unused` are tensors that
+    nothing needs.
     """
 
     composites: Mapping[str, str]
@@ -33,7 +33,7 @@ class TowerKind:
     names: Mapping[str, str]
     last: tuple[str, int]
     fields: Fields
-    processor: Mapping[str, Any] = field(default_factory=dict)
+    processor: Callable[[Keys], Mapping[str, Any]] = lambda tower: {}
     changes: Mapping[str, Alteration] = field(default_factory=dict)
     experts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     paired: bool = False
@@ -43,16 +43,43 @@ class TowerKind:
 def _gemma3(tower: Keys, text: Keys) -> dict[str, Any]:
     size, patch = tower.size("image_size"), tower.size("patch_size")
     side = size // patch // tower.size("projector.scale_factor", 4)
-    vision = {
+    vision = {**_sizes_of_siglip(tower), "image_size": size}
+    return {"vision_config": vision, "mm_tokens_per_image": side**2, "text_config": {}}
+
+
+def _idefics3(tower: Keys, text: Keys) -> dict[str, Any]:
+    vision = {**_sizes_of_siglip(tower), "image_size": tower.size("image_size")}
+    merge = tower.size("projector.scale_factor", 2)
+    return {"vision_config": vision, "scale_factor": merge, "text_config": {"model_type": "llama"}}
+
+
+def _tiles_of_idefics3(tower: Keys) -> dict[str, Any]:
+    side = tower.size("image_size")  # where files state nothing else, images are four tiles long
+    longest = tower.size("preproc_image_size", 4 * side)
+    return {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": side}}
+
+
+def _lfm2(tower: Keys, text: Keys) -> dict[str, Any]:
+    positions = tower.rows("v.position_embd.weight")
+    return {
+        "vision_config": {**_sizes_of_siglip(tower), "num_patches": positions},
+        "downsample_factor": tower.size("projector.scale_factor", 2),
+        "projector_hidden_size": tower.rows("mm.1.weight"),
+        "projector_bias": "mm.1.bias" in tower.tensors,
+        "projector_use_layernorm": "mm.input_norm.weight" in tower.tensors,
+        "text_config": {"model_type": {"lfm2moe": "lfm2_moe"}.get(text.prefix, text.prefix)},
+    }
+
+
+def _sizes_of_siglip(tower: Keys) -> dict[str, Any]:
+    return {
         "hidden_size": tower.size("embedding_length"),
         "intermediate_size": tower.size("feed_forward_length"),
         "num_hidden_layers": tower.layers,
         "num_attention_heads": tower.heads,
-        "image_size": size,
-        "patch_size": patch,
+        "patch_size": tower.size("patch_size"),
         "layer_norm_eps": tower.number("attention.layer_norm_epsilon"),
     }
-    return {"vision_config": vision, "mm_tokens_per_image": side**2, "text_config": {}}
 
 
 def _qwen3_vl(tower: Keys, text: Keys) -> dict[str, Any]:
@@ -159,12 +186,12 @@ def _layers(module: str, names: Mapping[str, str]) -> dict[str, str]:
     return {f"v.blk.*.{part}": f"{module}.{name}" for part, name in names.items()}
 
 
-_GEMMA3, _VISUAL, _GEMMA4, _PIXTRAL = (
-    {
-        "v.patch_embd": "model.vision_tower.embeddings.patch_embedding",
-        "v.position_embd": "model.vision_tower.embeddings.position_embedding",
+def _siglip(module: str) -> dict[str, str]:
+    return {
+        "v.patch_embd": f"{module}.embeddings.patch_embedding",
+        "v.position_embd": f"{module}.embeddings.position_embedding",
         **_layers(
-            "model.vision_tower.encoder.layers.*",
+            f"{module}.encoder.layers.*",
             {
                 "ln1": "layer_norm1",
                 **{f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"},
@@ -174,9 +201,25 @@ _GEMMA3, _VISUAL, _GEMMA4, _PIXTRAL = (
                 "ffn_down": "mlp.fc2",
             },
         ),
-        "v.post_ln": "model.vision_tower.post_layernorm",
+        "v.post_ln": f"{module}.post_layernorm",
+    }
+
+
+_GEMMA3, _IDEFICS3, _LFM2, _VISUAL, _GEMMA4, _PIXTRAL = (
+    {
+        **_siglip("model.vision_tower"),
         "mm.soft_emb_norm": "model.multi_modal_projector.mm_soft_emb_norm",
         "mm.input_projection.weight": "model.multi_modal_projector.mm_input_projection_weight",
+    },
+    {
+        **_siglip("model.vision_model"),
+        "mm.model.fc": "model.connector.modality_projection.proj",
+    },
+    {
+        **_siglip("model.vision_tower"),
+        "mm.input_norm": "model.multi_modal_projector.layer_norm",
+        "mm.1": "model.multi_modal_projector.linear_1",
+        "mm.2": "model.multi_modal_projector.linear_2",
     },
     {
         "v.patch_embd": "model.visual.patch_embed.proj",
@@ -254,8 +297,15 @@ _QWEN2_VL, _QWEN2_5_VL = (
         {f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
     )
 )
-_PIXELS_OF_QWEN2 = {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 << 14}}  # as published
-_FRAMES = {"v.patch_embd.weight": Alteration(form="frames")}
+_FRAMES, _PIXELS = ({"v.patch_embd.weight": Alteration(form=form)} for form in ("frames", "pixels"))
+
+
+def _pixels(least: int, most: int) -> Callable[[Keys], Mapping[str, Any]]:
+    """Return what says the least and most pixels of an image, as of the published models."""
+    return lambda tower: {"size": {"shortest_edge": least, "longest_edge": most}}
+
+
+_PIXELS_OF_QWEN2 = _pixels(56 * 56, 28 * 28 << 14)
 # By what a file calls its projector
 KINDS = {
     "gemma3": TowerKind(
@@ -295,7 +345,7 @@ KINDS = {
         _VISUAL,
         ("mm.2.weight", 0),
         _qwen3_vl,
-        {"size": {"shortest_edge": 1 << 16, "longest_edge": 1 << 24}},  # pixels, as of the published models
+        _pixels(1 << 16, 1 << 24),
         _FRAMES,
         {"qwen3vlmoe": tables.QWEN3_VL_MOE},
     ),
@@ -305,7 +355,23 @@ KINDS = {
         _GEMMA4,
         ("mm.input_projection.weight", 0),
         _gemma4,
-        changes={"v.patch_embd.weight": Alteration(form="pixels")},
+        changes=_PIXELS,
+    ),
+    "idefics3": TowerKind(
+        {"llama": "Idefics3ForConditionalGeneration"},
+        "<image>",
+        _IDEFICS3,
+        ("mm.model.fc.weight", 0),
+        _idefics3,
+        _tiles_of_idefics3,
+    ),
+    "lfm2": TowerKind(
+        dict.fromkeys(("lfm2", "lfm2moe"), "Lfm2VlForConditionalGeneration"),
+        "<image>",
+        _LFM2,
+        ("mm.2.weight", 0),
+        _lfm2,
+        changes=_PIXELS,
     ),
     "pixtral": TowerKind(
         dict.fromkeys(("llama", "mistral3"), "Mistral3ForConditionalGeneration"),
