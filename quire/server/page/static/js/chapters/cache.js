@@ -8,6 +8,7 @@ import { Chapter, Empty, Figure, Formula, Slider, Stat } from "../parts.js";
 import { Plot } from "../plot.js";
 
 const tokens = (n) => `${integer(n)} tokens`;
+const blocks = (n) => `${integer(n)} blocks`;
 
 /** Bytes of the weights and of the cache, over the context of each of some sequences. */
 function Sizes({ model, numSequences }) {
@@ -72,8 +73,12 @@ export default function Cache() {
       <div class="stats">
         <${Stat} label="blocks free" value=${counts?.num_free_blocks} format=${integer}
           field="load.num_free_blocks" />
-        <${Stat} label="in use now" tone="decode" value=${used * facts.block_size * model.kv_bytes_per_token}
-          format=${bytes} />
+        ${
+          model.windows.length > 1 // blocks of other layers, and so of other sizes
+            ? html`<${Stat} label="in use now" tone="decode" value=${used} format=${blocks} />`
+            : html`<${Stat} label="in use now" tone="decode" format=${bytes}
+                value=${used * facts.block_size * model.kv_bytes_per_token} />`
+        }
       </div>`
           : html`<${Empty}>Waiting for the server …<//>`
       }
