@@ -40,6 +40,7 @@ NUM_TEXT_THREADS = 4  # tokenizers and grammars compute without Python's lock
 MAX_RETRY_AFTER_S = 60
 DRAIN_RETRY_S = 5
 MAX_MODEL_NAME = 256  # characters of a name that only a pattern serves; answers repeat it
+LATEST = ":latest"  # of names, for clients of Ollama
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -132,9 +133,14 @@ class ServiceState:
         return "the server is shutting down" if self.draining else self.engine.healthy(time.monotonic())
 
     def check_model(self, name: str | None) -> str:
-        """Return the name for the response: the requested one. Raises NotFound when it is not served."""
+        """Return the name for the response: the requested one. Raises NotFound when it is not served.
+
+        Programs that list names as Ollama does add LATEST to them.
+        """
         if name is None or is_served(name, self.names, self.patterns):
             return name or self.names[0]
+        if is_served(name.removesuffix(LATEST), self.names, self.patterns):
+            return name
         raise NotFound(
             f"model {name[:200]!r} is not served here",
             f"served are {', '.join((*self.names, *self.patterns))}",
@@ -152,8 +158,11 @@ class ServiceState:
 
         Raises NotFound when it is not served. The names of the model come before those of its adapters.
         """
-        adapter = None if name is None or name in self.names else self.adapters.get(name)
-        return (self.check_model(name), "") if adapter is None else (adapter.name, adapter.adapter)
+        if name is not None and not {name, plain := name.removesuffix(LATEST)} & {*self.names}:
+            for one in (name, plain):
+                if (found := self.adapters.get(one)) is not None:
+                    return name, found.adapter
+        return self.check_model(name), ""
 
     def template_reads(self, variable: str) -> bool:
         """Return True if one of the model's chat templates names this variable."""

@@ -126,6 +126,8 @@ def test_names_in_ollamas_form(asking: httpx.Client) -> None:
             name,
             expected["choices"][0]["message"]["content"],
         )
+        same = asking.post("/v1/chat/completions", json={**said, "model": name}).json()
+        assert (same["model"], same["choices"]) == (name, expected["choices"])
         assert (
             ollama(asking, "/api/generate", model=name, prompt="Hi")["response"]
             == (answer["message"]["content"])

@@ -29,6 +29,8 @@ def serving(*given: str, model: str = "demo") -> ServiceState:
         (("claude-*",), "demo"),
         (("mine", "claude-*", "*-mini"), "gpt-5-mini"),
         (("a[b]*?",), "a[b]c?"),
+        ((), "demo:latest"),
+        (("mine", "*-mini"), "gpt-5-mini:latest"),
     ],
 )
 def test_an_answer_bears_the_name_that_was_sent(given: tuple[str, ...], name: str) -> None:
@@ -46,6 +48,9 @@ def test_an_answer_bears_the_name_that_was_sent(given: tuple[str, ...], name: st
         (("a[b]*",), "ab"),
         (("a*?",), "abc"),
         (("*",), ""),
+        ((), ":latest"),
+        ((), "demo:latest:latest"),
+        (("mine",), "demo:latest"),
         (("*",), "a" * (MAX_MODEL_NAME + 1)),
     ],
 )

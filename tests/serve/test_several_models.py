@@ -132,6 +132,14 @@ def test_the_death_of_an_engine_ends_no_stream(several: Server, client: httpx.Cl
     assert several.engine_pid != pid
 
 
+def test_names_as_ollama_lists_them(client: httpx.Client) -> None:
+    """A program may list names there, and send them to OpenAI's endpoints."""
+    names = [one["name"] for one in client.get("/api/tags").json()["models"]]
+    assert "two:latest" in names
+    reply = ask(client, "two:latest", 4)
+    assert (reply.status_code, reply.json()["model"]) == (200, "two:latest")
+
+
 def test_ollama_unloads_by_keep_alive(client: httpx.Client) -> None:
     body = {"model": "two:latest", "prompt": "Hi", "options": {"num_predict": 2}, "stream": False}
     assert client.post("/api/generate", json=body).status_code == 200

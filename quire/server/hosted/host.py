@@ -18,12 +18,11 @@ from quire.errors import ConfigError, Overloaded, QuireError, RequestError
 from quire.server.errors import HTTPRefusal, NotFound
 from quire.server.hosted.policy import Standing, State, decide, nbytes
 from quire.server.request import ServerRequest
-from quire.server.service import QueueFull, ServiceState, is_served, patterns_of, served_names
+from quire.server.service import LATEST, QueueFull, ServiceState, is_served, patterns_of, served_names
 
 if TYPE_CHECKING:
     from quire.server.hosted.budget import Allotment, ModelSpec
 
-LATEST = ":latest"  # Ollama's clients add it to names
 RETRY_S = 5  # when a model could not be loaded in time
 _LOG = logging.getLogger(__name__)
 

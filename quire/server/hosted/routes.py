@@ -16,11 +16,12 @@ from starlette.routing import BaseRoute, Route
 
 from quire.server import admin
 from quire.server.admin import ModelCard, reply
-from quire.server.hosted.host import LATEST, Host, HostedModel
+from quire.server.hosted.host import Host, HostedModel
 from quire.server.hosted.metrics import HostMetrics
 from quire.server.metrics import CONTENT_TYPE
 from quire.server.ollama import models as ollama
 from quire.server.openapi import describes, document
+from quire.server.service import LATEST
 
 _ENCODER = msgspec.json.Encoder()
 

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from quire.frontend import Encoded, Frontend
 from quire.sampling_params import SamplingParams
 from quire.server.chat_task import ChatEvent, ChatRun, ChatTask, Finish, fitted, start_chat
-from quire.server.errors import NotFound, OllamaErrorBody
+from quire.server.errors import OllamaErrorBody
 from quire.server.event_stream import EventStream, encode
 from quire.server.field_names import renaming_fields
 from quire.server.generation_fields import end_infill, response_warnings
@@ -39,8 +39,6 @@ from quire.server.openapi import describes
 from quire.server.request import ServerRequest, handle_of, offloaded, read
 from quire.server.service import ServiceState
 from quire.text.answer import AnswerParser, CallArguments, CallStart, Content, Reasoning
-
-LATEST = ":latest"
 
 
 class JsonLines(EventStream):
@@ -75,27 +73,13 @@ async def generate(request: Request) -> Response:
     return await _answer(request, OllamaGenerateRequest, protocol.generate_task, _generate_reply)
 
 
-def served_name(service: ServiceState, name: str | None) -> tuple[str, str]:
-    """Return what a service's `check_name` says of a name, also if the client added ":latest" to it.
-
-    Raises NotFound.
-    """
-    try:
-        return service.check_name(name)
-    except NotFound:
-        if name is None or not name.endswith(LATEST):
-            raise
-        found, adapter = service.check_name(name.removesuffix(LATEST))
-        return found + LATEST, adapter
-
-
 async def _answer(
     request: Request, type_: type[R], task_of: Callable[[R, ServiceState], OllamaTask], make_reply: MakeReply
 ) -> Response:
     service: ServiceState = request.app.state.service
     asked, unknown, task = await read(request, type_, lambda asked: task_of(asked, service))
     handle = handle_of(request)
-    model, handle.adapter = served_name(service, asked.model)
+    model, handle.adapter = service.check_name(asked.model)
     make_reply = partial(make_reply, model=model)
     if task.chat is None:  # clients send this to have the model loaded
         line = make_reply(NewOutput(), done=True, done_reason="load")

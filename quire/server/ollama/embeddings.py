@@ -16,7 +16,6 @@ from quire.frontend import Encoded
 from quire.pooled_texts import PooledTexts
 from quire.server.event_stream import encode
 from quire.server.generation_fields import response_warnings
-from quire.server.ollama.answers import served_name
 from quire.server.ollama.protocol import IGNORED
 from quire.server.openapi import describes
 from quire.server.request import handle_of, read
@@ -97,7 +96,7 @@ async def embed_one(request: Request) -> Response:
 def _model(request: Request, asked: OllamaEmbedFields) -> str:
     """Return the name of the model for the response. Raises NotFound, also for that of an adapter."""
     service: ServiceState = request.app.state.service
-    name, adapter = served_name(service, asked.model)
+    name, adapter = service.check_name(asked.model)
     return service.check_model(name) if adapter else name
 
 

@@ -19,10 +19,9 @@ from quire.models.purpose import Pooling
 from quire.server.admin import Version, reply
 from quire.server.errors import HTTPRefusal
 from quire.server.ollama import answers
-from quire.server.ollama.answers import LATEST, served_name
 from quire.server.openapi import describes
 from quire.server.request import read
-from quire.server.service import ServiceState
+from quire.server.service import LATEST, ServiceState
 
 # Release of Ollama whose interface this follows: clients require a minimum.
 API_VERSION = "0.12.11"
@@ -124,7 +123,7 @@ async def show(request: Request) -> Response:
     """Describe a model, without paths."""
     service: ServiceState = request.app.state.service
     asked, *_ = await read(request, ShowRequest)
-    name, adapter = served_name(service, asked.model or asked.name)
+    name, adapter = service.check_name(asked.model or asked.name)
     details, frontend = _details(service), service.frontend
     made = [f"FROM {name}"]
     if adapter:
