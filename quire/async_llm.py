@@ -129,7 +129,7 @@ class AsyncLLM(LoadedModel):
     async def close(self) -> None:
         """Stop the engine thread after the current step. Open requests raise EngineDead."""
         await self._client.close()
-        self._text.shutdown(wait=False, cancel_futures=True)
+        self._text.shutdown(wait=False)  # what waits there raises EngineDead: its tasks are not cancelled
         self.frontend.close()
 
     async def __aenter__(self) -> AsyncLLM:
@@ -193,6 +193,7 @@ class AsyncLLM(LoadedModel):
     def _prepare(
         self, encode: Callable[[], Encoded], params: SamplingParams, request_id: str, arrival_s: float
     ) -> RequestReader:
+        self._client.check_alive()  # again: it may have been closed meanwhile
         prompt = encode()
         request = self.frontend.request(prompt, params, request_id=request_id, arrival_s=arrival_s)
         return RequestReader(request, prompt.text, self.frontend.tokenizer)
