@@ -29,6 +29,7 @@ MIN_CHUNK_BYTES = 64
 # Chunk sizes, line ends, extensions and trailers; a quarter of the data is added to this.
 MAX_FRAMING_BYTES = 64 << 10
 RESERVED_FILES = 64  # descriptors kept free of connections
+MIN_READ_BYTES = 64 << 10  # of an answer that lies unread, in each Protocol.unread_s
 _LOG = logging.getLogger("quire.server.http")
 
 
@@ -225,7 +226,15 @@ class Protocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread_deadline = self.loop.call_later(self.unread_s, self.transport.abort)
+        self._await_reader()
+
+    def _await_reader(self, num_unread: int | None = None) -> None:
+        """End the connection unless enough of `num_unread` bytes was read, and look again later."""
+        left = self.transport.get_write_buffer_size()
+        if num_unread is not None and left > num_unread - MIN_READ_BYTES:
+            self.transport.abort()
+            return
+        self._unread_deadline = self.loop.call_later(self.unread_s, self._await_reader, left)
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from guarded import Guarded, Quick, ended, error_of, parse, read_all, read_one, serve
+from starlette.responses import Response
 
 from quire.server import connection, request
 from quire.server.body import MAX_BODY_BYTES
@@ -273,6 +274,19 @@ def test_a_slow_reader_is_no_such_case(quick: Guarded) -> None:
         while time.monotonic() < end:
             time.sleep(0.02)
             assert client.recv(4 << 20)
+
+
+def test_a_slow_reader_of_a_long_answer_gets_all_of_it() -> None:
+    """It reads all the time, and what is left stays long."""
+    body = b"x" * (24 << 20)
+    with serve(app=Response(body), protocol=Quick) as long, long.connect() as client:
+        client.sendall(GET + b"Connection: close\r\n\r\n")
+        begin_s, num_bytes = time.monotonic(), 0
+        while piece := client.recv(256 << 10):
+            num_bytes += len(piece)
+            time.sleep(0.02)
+    assert num_bytes > len(body)
+    assert time.monotonic() - begin_s > 2 * Quick.unread_s
 
 
 def test_a_body_that_goes_on_after_its_answer_is_cut_off(quick: Guarded) -> None:
