@@ -318,8 +318,15 @@ class Protocol(H11Protocol):
         self._enter("linger", self.linger_s)
 
     def _make_room(self) -> None:
-        """End the connection that has waited longest for its client: descriptors are running out."""
-        waiting = [c for c in self.connections if isinstance(c, Protocol) and c.awaits_client]
+        """End the connection that has waited longest for its client: descriptors are running out.
+
+        One that was ended already is still counted until the next turn of the event loop.
+        """
+        waiting = [
+            one
+            for one in self.connections
+            if isinstance(one, Protocol) and one.awaits_client and not one.transport.is_closing()
+        ]
         min(waiting, key=lambda one: one._since_s).transport.abort()
 
     @property

@@ -324,6 +324,21 @@ def test_connections_make_room_when_descriptors_run_out(
         assert not _is_closed(silent[-1])
 
 
+def test_connections_that_come_together_make_room_for_each(
+    server: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come while the event loop is busy, and it ends connections later than it takes new ones."""
+    room = connection.RESERVED_FILES + 4
+    monkeypatch.setattr(connection.resource, "getrlimit", lambda which: (room, room))
+    with contextlib.ExitStack() as stack, server.connect() as busy:
+        busy.sendall(GET.replace(b"/size", b"/busy") + b"\r\n")
+        time.sleep(0.1)
+        silent = [stack.enter_context(server.connect()) for _ in range(20)]
+        assert read_one(busy)[0] == 200
+        time.sleep(0.1)
+        assert sum(map(_is_closed, silent)) >= 16
+
+
 def _is_closed(client: socket.socket) -> bool:
     client.setblocking(False)
     try:
