@@ -91,7 +91,7 @@ ROOMS = (
     ),
     Room(
         "server",
-        4_550,
+        4_565,
         "HTTP and its limits, requests and the queue, the engine's process, metrics, what all APIs share",
         ("server",),
     ),
@@ -116,7 +116,7 @@ ROOMS = (
     ),
     Room(
         "text",
-        4_210,
+        4_220,
         "tokenizers, chat templates in a sandbox, tool and reasoning formats, grammars",
         ("text", "grammar", "sandbox"),
     ),
