@@ -56,19 +56,19 @@ async def create(request: Request) -> Response:
     asked, unknown, task = await read(request, MessagesRequest, task_of)
     handle = handle_of(request)
     model, handle.adapter = service.check_name(asked.model)
-    message_id = f"msg_{token_hex(12)}"
     edits: protocol.Edits | UnsetType = UNSET
     with _own_field_names(asked):
         if asked.context_management is not None:
             applied = await service.in_thread_for(task.messages, _edit, service, asked, task)
             edits = protocol.Edits(applied)
         run = await start_chat(handle, task)
-    message = MessageReply(id=message_id, model=model, usage=_usage(run))
+    message = MessageReply(id=f"msg_{token_hex(12)}", model=model, usage=_usage(run))
     idle = protocol.without_effect(asked, service.template_reads("reasoning_effort"))
     message.warnings = response_warnings(request, unknown, task.warnings + idle) or UNSET
     writer = MessageWriter(message, run, asked.max_tokens, edits)
     if asked.stream:
         return EventStream(writer.events(), failed, b"", PING)
+    del asked, task  # which may hold images, for as long as the answer takes
     return Response(await writer.whole(), media_type="application/json")
 
 
