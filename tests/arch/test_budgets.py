@@ -91,7 +91,7 @@ ROOMS = (
     ),
     Room(
         "server",
-        4_565,
+        4_570,
         "HTTP and its limits, requests and the queue, the engine's process, metrics, what all APIs share",
         ("server",),
     ),
