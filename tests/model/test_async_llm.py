@@ -302,6 +302,22 @@ def test_requests_that_are_not_encoded_yet_end_at_close() -> None:
     run(check())
 
 
+def test_a_request_can_be_aborted_before_it_is_encoded() -> None:
+    async def check() -> None:
+        async with AsyncLLM("demo", device="null") as llm:
+            busy = threading.Event()
+            llm._text.submit(busy.wait, LIMIT_S)
+            early = asyncio.ensure_future(last(llm.generate("Hello!", LONG, "early")))
+            await asyncio.sleep(0)
+            await llm.abort("early")
+            busy.set()
+            assert (await early).outputs[0].finish_reason == "abort"
+            again = await last(llm.generate("Hello!", GREEDY, "early"))
+            assert again.outputs[0].finish_reason == "length"
+
+    run(check())
+
+
 def test_a_model_that_nobody_holds_is_gone() -> None:
     before = set(threading.enumerate())
     llm = AsyncLLM("demo", device="null")
