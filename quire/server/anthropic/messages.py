@@ -7,10 +7,9 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from secrets import token_hex
-from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -183,11 +182,12 @@ def _block(block: Block, text: str) -> protocol.OutputBlock:
     return protocol.ThinkingBlock(text) if block.kind == REASONING else protocol.TextBlock(text)
 
 
-def _input(text: str) -> dict[str, Any]:
+def _input(text: str) -> Raw:
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
+        msgspec.json.decode(text, type=dict[str, Raw])
     except (msgspec.DecodeError, RecursionError):
-        return {}  # the answer ended within the call, which must not be made then
+        return Raw(b"{}")  # the answer ended within the call, which must not be made then
+    return Raw(text.encode())
 
 
 def _usage(run: ChatRun) -> MessageUsage:
