@@ -103,7 +103,7 @@ ROOMS = (
     ),
     Room(
         "apis",
-        3_480,
+        3_485,
         "the APIs of OpenAI, Anthropic, Ollama and llama.cpp: each could be deleted with its line in app.py",
         ("server/openai", "server/anthropic", "server/ollama", "server/llamacpp"),
     ),
