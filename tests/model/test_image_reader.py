@@ -148,6 +148,14 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
 }
 
 
+def test_base64_may_have_lines(reader: ImageReader) -> None:
+    """Encoders for mail, such as Ruby's and one of Python's, write them, and Ollama reads them."""
+    lines = base64.encodebytes(picture(1)).decode()
+    assert lines.count("\n") > 1
+    for text in (lines, lines.replace("\n", "\r\n")):
+        assert reader.read(f"data:image/png;base64,{text}", "x") == reader.read(picture(1), "x")
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_one_clear_error(reader: ImageReader, name: str) -> None:
     source, words = REFUSED[name]
