@@ -30,7 +30,10 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     if width * height > most:
         raise ValueError(f"a picture of {width} x {height} pixels has more than {most:,}")
     try:
-        image = ImageOps.exif_transpose(opened).convert("RGB")
+        image = ImageOps.exif_transpose(opened)
+        if image.mode.startswith("I;16"):  # of which `convert` would make white all but the darkest shades
+            image = image.point(lambda shade: shade / 256)
+        image = image.convert("RGB")
     except MemoryError:
         raise
     except Exception as error:

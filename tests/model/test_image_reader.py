@@ -117,6 +117,13 @@ def test_every_mode_becomes_three_colours(mode: str) -> None:
     assert pixels_of(saved(image, kind)).shape == (8, 8, 3)
 
 
+def test_grey_of_16_bits_keeps_its_shades() -> None:
+    """As scanners, microscopes and depth cameras write it: 257 shades are one of 8 bits."""
+    shades = np.arange(64, dtype=np.uint16).reshape(8, 8) * 4
+    found = pixels_of(saved(Image.fromarray(shades * 257)))
+    np.testing.assert_array_equal(found, np.repeat(shades[..., None], 3, -1))
+
+
 def test_of_a_film_the_first_is_read() -> None:
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
     data = saved(frames[0], "GIF", save_all=True, append_images=frames[1:])
