@@ -33,7 +33,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         image = ImageOps.exif_transpose(opened)
         if image.mode.startswith("I;16"):  # of which `convert` would make white all but the darkest shades
             image = image.point(lambda shade: shade / 256)
-        image = image.convert("RGB")
+        image = _on_white(image) if image.has_transparency_data else image.convert("RGB")
     except MemoryError:
         raise
     except Exception as error:
@@ -42,6 +42,14 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     height, width = RULES[rule](*numbers).of(image.height, image.width)
     image = image.resize((width, height), request["resample"])
     return {"height": height, "width": width, "pixels": base64.b64encode(image.tobytes()).decode()}
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """Return an image without its transparency: what lies under that is black mostly, as is much writing."""
+    image = image.convert("RGBA")
+    found = Image.new("RGB", image.size, "white")
+    found.paste(image, mask=image)
+    return found
 
 
 def _describe(error: Exception) -> str:

@@ -202,7 +202,7 @@ ROOMS = (
     ),
     Room(
         "images",
-        1_305,
+        1_310,
         "images of prompts: decoding, patches, towers, positions, and how backends keep what they give",
         (
             "images",
