@@ -89,25 +89,28 @@ class Adapters:
         Raises ConfigError if it cannot be loaded, or if the name is taken.
         """
         with self._loading:
-            if not _NAME.fullmatch(name):
-                hint = "use letters, digits and ._:/@+-, at most 128"
-                raise ConfigError(f"{quoted(name)} is no name for an adapter", hint)
-            if name in self._loaded:
-                raise ConfigError(f"the adapter {name!r} is already loaded", "unload it first")
-            if len(self._loaded) >= self._limit:
-                problem = f"{self._limit} adapters are loaded already"
-                raise ConfigError(problem, "unload one, or raise max_adapters")
-            read = read_adapter(self._place(path), self._folder, self._weights, self._max_rank)
-            facts = AdapterFacts(f"{name}@{read.digest}", name, path, read.rank, read.nbytes, read.modules)
-            with self._changing:
-                kept = facts.adapter in self._unloaded
-                self._unloaded -= {facts.adapter}
-            if not kept:
-                self._backend.add_adapter(facts.adapter, read.parts)
-            with self._changing:
-                self._loaded = {**self._loaded, name: facts}
-                self._usable |= {facts.adapter}
-            return facts
+            return self._load(name, path)
+
+    def _load(self, name: str, path: str) -> AdapterFacts:
+        if not _NAME.fullmatch(name):
+            hint = "use letters, digits and ._:/@+-, at most 128"
+            raise ConfigError(f"{quoted(name)} is no name for an adapter", hint)
+        if name in self._loaded:
+            raise ConfigError(f"the adapter {name!r} is already loaded", "unload it first")
+        if len(self._loaded) >= self._limit:
+            problem = f"{self._limit} adapters are loaded already"
+            raise ConfigError(problem, "unload one, or raise max_adapters")
+        read = read_adapter(self._place(path), self._folder, self._weights, self._max_rank)
+        facts = AdapterFacts(f"{name}@{read.digest}", name, path, read.rank, read.nbytes, read.modules)
+        with self._changing:
+            kept = facts.adapter in self._unloaded
+            self._unloaded -= {facts.adapter}
+        if not kept:
+            self._backend.add_adapter(facts.adapter, read.parts)
+        with self._changing:
+            self._loaded = {**self._loaded, name: facts}
+            self._usable |= {facts.adapter}
+        return facts
 
     def asked(self, request: Any) -> str:
         """Return what requests have as `adapter` for a LoRARequest or the name of a loaded adapter.
@@ -120,7 +123,9 @@ class Adapters:
             problem = f"lora_request is a {type(request).__name__}"
             raise RequestError(problem, "give LoRARequest(name, 1, path) or a name", "lora_request")
         if request.lora_path and request.lora_name not in self._loaded:
-            return self.load(request.lora_name, request.lora_path).adapter
+            with self._loading:
+                if request.lora_name not in self._loaded:  # another thread may have loaded it meanwhile
+                    return self._load(request.lora_name, request.lora_path).adapter
         return self.find(request.lora_name).adapter
 
     def _place(self, path: str) -> Path:

@@ -48,6 +48,7 @@ class AsyncLLM(LoadedModel):
         self._client = EngineThread(self.engine, self._facts)
         self._text = ThreadPoolExecutor(1, "quire-text")  # one: requests are numbered in order (Frontend)
         self._num_requests = 0
+        self._encoding: dict[str, bool] = {}  # requests by id: True once they were aborted
         weakref.finalize(self, self._client.stop)  # at the latest before the interpreter ends
 
     def generate(
@@ -124,12 +125,14 @@ class AsyncLLM(LoadedModel):
 
     async def abort(self, request_id: str) -> None:
         """Abort a request: its last output has the finish reason "abort". Unknown ids are ignored."""
+        if request_id in self._encoding:
+            self._encoding[request_id] = True
         self._client.abort(request_id)
 
     async def close(self) -> None:
         """Stop the engine thread after the current step. Open requests raise EngineDead."""
         await self._client.close()
-        self._text.shutdown(wait=False, cancel_futures=True)
+        self._text.shutdown(wait=False)  # what waits there raises EngineDead: its tasks are not cancelled
         self.frontend.close()
 
     async def __aenter__(self) -> AsyncLLM:
@@ -147,9 +150,18 @@ class AsyncLLM(LoadedModel):
     ) -> AsyncGenerator[RequestOutput, None]:
         self._client.check_alive()
         adapted = partial(self._encode_adapted, encode, lora_request)
-        prepare = partial(self._prepare, adapted, self._checked(params), self._named(request_id))
-        reader = await asyncio.get_running_loop().run_in_executor(self._text, prepare, self.engine.clock())
+        name = self._named(request_id)
+        prepare = partial(self._prepare, adapted, self._checked(params), name)
+        self._encoding[name] = False
+        try:
+            reader = await asyncio.get_running_loop().run_in_executor(
+                self._text, prepare, self.engine.clock()
+            )
+        finally:
+            is_aborted = self._encoding.pop(name, False)
         stream = self._client.submit(reader.request)
+        if is_aborted:
+            stream.abort()
         try:
             while not reader.output.finished:
                 for output in await stream.get():
@@ -193,6 +205,7 @@ class AsyncLLM(LoadedModel):
     def _prepare(
         self, encode: Callable[[], Encoded], params: SamplingParams, request_id: str, arrival_s: float
     ) -> RequestReader:
+        self._client.check_alive()  # again: it may have been closed meanwhile
         prompt = encode()
         request = self.frontend.request(prompt, params, request_id=request_id, arrival_s=arrival_s)
         return RequestReader(request, prompt.text, self.frontend.tokenizer)

@@ -7,7 +7,9 @@ costs the engine no more than it cost there.
 from __future__ import annotations
 
 import json
+import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import fields
@@ -21,6 +23,7 @@ TIME_LIMIT_S = 5.0
 CPU_LIMIT_S = 1  # the engine spends the same time again, within a step that other requests wait for
 MEMORY_LIMIT_BYTES = 512 << 20
 MAX_CACHED, MAX_CACHED_CHARACTERS = 1024, 8 << 20
+FAILURE_S = 30.0  # how long a structure that broke a limit is refused untried: the machine may have been busy
 _FAILURES = {
     "time": f"it takes more than {CPU_LIMIT_S} s to compile",
     "memory": f"it takes more than {MEMORY_LIMIT_BYTES >> 20} MiB to compile",
@@ -46,6 +49,7 @@ class GrammarCompiler:
         self._vocabulary = {"vocab_size": vocab_size, "special": named}
         self._lock = threading.Lock()
         self._answers: OrderedDict[str, dict[str, Any]] = OrderedDict()  # by structure
+        self._failed_s: dict[str, float] = {}  # when those among them that broke a limit did so
         self._num_cached_characters = 0
 
     def compile(self, structure: StructuredOutputsParams) -> str:
@@ -69,7 +73,8 @@ class GrammarCompiler:
 
     def _look_up(self, question: str) -> dict[str, Any]:
         with self._lock:
-            if question in self._answers:
+            is_old = time.monotonic() - self._failed_s.get(question, math.inf) > FAILURE_S
+            if question in self._answers and not is_old:
                 self._answers.move_to_end(question)
                 return self._answers[question]
         answer = self._try(question)
@@ -88,10 +93,15 @@ class GrammarCompiler:
     def _keep(self, question: str, answer: dict[str, Any]) -> None:
         with self._lock:
             if question not in self._answers:
-                self._answers[question] = answer
                 self._num_cached_characters += len(question)
+            self._answers[question] = answer
+            self._failed_s.pop(question, None)
+            if "kind" in answer:
+                self._failed_s[question] = time.monotonic()
             while len(self._answers) > MAX_CACHED or self._num_cached_characters > MAX_CACHED_CHARACTERS:
-                self._num_cached_characters -= len(self._answers.popitem(last=False)[0])
+                oldest, _ = self._answers.popitem(last=False)
+                self._num_cached_characters -= len(oldest)
+                self._failed_s.pop(oldest, None)
 
 
 def _refusal(name: str, problem: str) -> RequestError:

@@ -30,7 +30,10 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     if width * height > most:
         raise ValueError(f"a picture of {width} x {height} pixels has more than {most:,}")
     try:
-        image = ImageOps.exif_transpose(opened).convert("RGB")
+        image = ImageOps.exif_transpose(opened)
+        if image.mode.startswith("I;16"):  # of which `convert` would make white all but the darkest shades
+            image = image.point(lambda shade: shade / 256)
+        image = _on_white(image) if image.has_transparency_data else image.convert("RGB")
     except MemoryError:
         raise
     except Exception as error:
@@ -55,6 +58,14 @@ def _resized(image: Image.Image, size: tuple[int, int], resample: Any) -> Image.
 def _pixels(image: Image.Image) -> dict[str, Any]:
     pixels = base64.b64encode(image.tobytes()).decode()
     return {"height": image.height, "width": image.width, "pixels": pixels}
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """Return an image without its transparency: what lies under that is black mostly, as is much writing."""
+    image = image.convert("RGBA")
+    found = Image.new("RGB", image.size, "white")
+    found.paste(image, mask=image)
+    return found
 
 
 def _describe(error: Exception) -> str:

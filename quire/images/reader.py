@@ -111,6 +111,7 @@ class ImageReader:
 
 
 def _from_base64(text: str, where: str) -> bytes:
+    text = text.replace("\r", "").replace("\n", "")  # some encoders write lines
     if len(text) > MAX_BYTES * 4 // 3 + 4:
         raise _too_large(where)
     try:

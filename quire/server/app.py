@@ -151,8 +151,9 @@ class Guard:
 def check_body(scope: Scope) -> HTTPRefusal | None:
     """Refuse bodies that are compressed, not JSON, or too large, as far as headers tell.
 
-    A page of another origin can send text or a form without permission, but JSON only when CORS allows it: so
-    every request that has an effect must have a JSON body.
+    A page of another origin can send text, a form or nothing without permission, but JSON only when CORS
+    allows it: so every request that has an effect must say that it is JSON, also without a body if it is of
+    a page.
     """
     headers = dict(scope["headers"])
     if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
@@ -161,7 +162,8 @@ def check_body(scope: Scope) -> HTTPRefusal | None:
     if not length.isdigit() or int(length) > MAX_BODY_BYTES:
         return too_large()
     empty = int(length) == 0 and b"transfer-encoding" not in headers
-    if scope["method"] in ("POST", "PUT", "PATCH", "DELETE") and not empty and not _is_json(scope, headers):
+    has_effect = scope["method"] in ("POST", "PUT", "PATCH", "DELETE")
+    if has_effect and not (empty and not _is_of_page(headers)) and not _is_json(scope, headers):
         return HTTPRefusal(415, "the body must be JSON", "send Content-Type: application/json")
     return None
 
@@ -173,10 +175,14 @@ def _is_json(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
     """Return True if the body is JSON, as far as headers tell.
 
     Ollama reads bodies of any type: its documentation calls curl without one, and LiteLLM sends none or, with
-    aiohttp, that of octets. A page can do so, too, but its browser says then in Origin or Sec-Fetch-Site,
-    which no script can set or remove, that it was a page.
+    aiohttp, that of octets. A page can do so, too.
     """
     kind = headers.get(b"content-type", b"")
     if scope["path"].startswith("/api/") and kind in _ANY_TYPE:
-        return not headers.keys() & {b"origin", b"sec-fetch-site"}
+        return not _is_of_page(headers)
     return kind.partition(b";")[0].strip().lower() == b"application/json"
+
+
+def _is_of_page(headers: Mapping[bytes, bytes]) -> bool:
+    """Return True if a page may have sent a request: browsers say so in headers that scripts cannot set."""
+    return not headers.keys().isdisjoint((b"origin", b"sec-fetch-site"))

@@ -29,6 +29,7 @@ MIN_CHUNK_BYTES = 64
 # Chunk sizes, line ends, extensions and trailers; a quarter of the data is added to this.
 MAX_FRAMING_BYTES = 64 << 10
 RESERVED_FILES = 64  # descriptors kept free of connections
+MIN_READ_BYTES = 64 << 10  # of an answer that lies unread, in each Protocol.unread_s
 _LOG = logging.getLogger("quire.server.http")
 
 
@@ -225,7 +226,15 @@ class Protocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread_deadline = self.loop.call_later(self.unread_s, self.transport.abort)
+        self._await_reader()
+
+    def _await_reader(self, num_unread: int | None = None) -> None:
+        """End the connection unless enough of `num_unread` bytes was read, and look again later."""
+        left = self.transport.get_write_buffer_size()
+        if num_unread is not None and left > num_unread - MIN_READ_BYTES:
+            self.transport.abort()
+            return
+        self._unread_deadline = self.loop.call_later(self.unread_s, self._await_reader, left)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -309,8 +318,15 @@ class Protocol(H11Protocol):
         self._enter("linger", self.linger_s)
 
     def _make_room(self) -> None:
-        """End the connection that has waited longest for its client: descriptors are running out."""
-        waiting = [c for c in self.connections if isinstance(c, Protocol) and c.awaits_client]
+        """End the connection that has waited longest for its client: descriptors are running out.
+
+        One that was ended already is still counted until the next turn of the event loop.
+        """
+        waiting = [
+            one
+            for one in self.connections
+            if isinstance(one, Protocol) and one.awaits_client and not one.transport.is_closing()
+        ]
         min(waiting, key=lambda one: one._since_s).transport.abort()
 
     @property

@@ -7,8 +7,8 @@ each that it generates.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from msgspec.json import Encoder
 
@@ -20,11 +20,15 @@ from quire.text.detokenize import Detokenizer
 from quire.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0  # in place of minus infinity, which JSON does not have
+MAX_NAMED = 1 << 16  # tokens of a tokenizer whose JSON is kept
 MAX_PROMPT_ENTRIES = 1 << 18  # serialized at once with the first token, which delays other streams
 
 Position = tuple[bytes, ...]  # JSON of one token, for each part of its shape
 
 _encode = Encoder().encode
+# Tokens in the chat's shape, up to their log-probabilities, by id and whether they are named by it. They go
+# with their tokenizer: where several models are served, each load of one makes another.
+_NAMED: WeakKeyDictionary[Tokenizer, dict[tuple[int, bool], bytes]] = WeakKeyDictionary()
 
 
 class Shape(Protocol):
@@ -42,6 +46,7 @@ class ChatLogprobs:
 
     def __init__(self, tokenizer: Tokenizer, k: int, as_ids: bool) -> None:
         self._tokenizer, self._k, self._as_ids = tokenizer, k, as_ids
+        self._known = _NAMED.setdefault(tokenizer, {})
 
     def positions(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs]) -> list[Position]:
         return [(self._entry(one, p),) for one, p in zip(token_ids, logprobs, strict=True)]
@@ -54,7 +59,12 @@ class ChatLogprobs:
         return b'%s,"top_logprobs":[%s]}' % (self._named(token_id, position[token_id]), top)
 
     def _named(self, token_id: int, entry: Logprob) -> bytes:
-        return b"%s%r" % (_chat_token(self._tokenizer, token_id, self._as_ids), finite(entry))
+        if (named := self._known.get((token_id, self._as_ids))) is None:
+            named = _chat_token(self._tokenizer, token_id, self._as_ids)
+            if len(self._known) >= MAX_NAMED:
+                self._known.clear()
+            self._known[token_id, self._as_ids] = named
+        return b"%s%r" % (named, finite(entry))
 
 
 class CompletionLogprobs:
@@ -180,7 +190,6 @@ def _by_id(position: Logprobs, k: int) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=1 << 16)
 def _chat_token(tokenizer: Tokenizer, token_id: int, as_id: bool) -> bytes:
     """Return a token in the chat's shape up to its log-probability."""
     text = f"token_id:{token_id}" if as_id else tokenizer.token_text(token_id)

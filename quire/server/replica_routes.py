@@ -145,7 +145,7 @@ async def replicas(request: Request) -> Response:
 @describes("Let so many replicas run", ScaleRequest, ReplicaList)
 async def scale(request: Request) -> Response:
     """Start replicas in free places, or drain and stop those numbered highest; reply before that is done."""
-    asked, *_ = await read(request, ScaleRequest)
+    asked, *_ = await read(request, ScaleRequest, queued=False)
     several = _idle_replicas(request)
     if several.autoscaler is not None:
         hint = "start the server with one number of --replicas to choose it by requests"

@@ -311,8 +311,7 @@ class RequestMiddleware:
     """ASGI middleware that gives each request with a body its ServerRequest: scope["state"]["handle"]."""
 
     def __init__(self, app: ASGIApp, service: ServiceState) -> None:
-        self._app = app
-        self._service = service
+        self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in SAFE_METHODS:
@@ -333,17 +332,19 @@ def handle_of(request: Request) -> ServerRequest:
 
 
 async def read(
-    request: Request, type_: type[S], convert: Callable[[S], Any] = lambda asked: None
+    request: Request, type_: type[S], convert: Callable[[S], Any] = lambda asked: None, *, queued: bool = True
 ) -> tuple[S, list[str], Any]:
     """Return the body as a `type_`, the field names in it that the type does not know, and `convert(body)`.
 
-    A full queue refuses before the body is read. Raises Overloaded, or RequestError, with `param`, for a body
-    that is not JSON, not an object, or does not match the type. Large bodies are parsed in a thread.
+    If it is `queued`, and so asks for work, a full queue refuses before the body is read. Raises Overloaded,
+    or RequestError, with `param`, for a body that is not JSON, not an object, or does not match the type.
     """
     handle = handle_of(request)
-    handle.service.check_queue()
+    if queued:
+        handle.service.check_queue()
     body = b"".join([piece async for piece in request.stream()])  # request.body() would keep it
-    handle.enter_queue()
+    if queued:
+        handle.enter_queue()
 
     def parsed() -> tuple[S, list[str], Any]:
         asked, unknown = parse(body, type_)

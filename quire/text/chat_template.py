@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.errors import ConfigError, RequestError, quoted
 from quire.text import assistant_turns, call_arguments, late_system, user_turns
-from quire.text.renderer import Segment, TemplateRenderer
+from quire.text.renderer import RefusedByTemplate, Segment, TemplateRenderer
 
 MAX_MESSAGES = 8192
 MAX_CHARACTERS = 8 << 20
@@ -195,10 +195,14 @@ class ChatTemplate:
         return self._silences[source]
 
     def _written(self, source: str, messages: list[dict[str, Any]]) -> str | None:
+        """Render a conversation; return None if the template refuses it.
+
+        Raises RequestError where it broke a limit: on a machine that is busy, that says nothing of it.
+        """
         context = {"messages": messages, "add_generation_prompt": True}
         try:
             return self.render_context(source, {"tools": None, "documents": None} | context).text
-        except RequestError:
+        except RefusedByTemplate:
             return None
 
     def _checked_kwargs(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,10 @@ class Segment(NamedTuple):
     trusted: bool
 
 
+class RefusedByTemplate(RequestError):
+    """A template refused a conversation, or failed at it, as it would again."""
+
+
 class TemplateRenderer(SandboxProcess):
     """The process that renders chat templates."""
 
@@ -64,7 +68,7 @@ class TemplateRenderer(SandboxProcess):
 def _refusal(reply: Mapping[str, Any], renderer: TemplateRenderer) -> RequestError:
     if "error" in reply:
         message = f"the chat template refused the conversation: {reply['error']}"
-        return RequestError(message, "check the roles, the tools and chat_template_kwargs", "messages")
+        return RefusedByTemplate(message, "check the roles, the tools and chat_template_kwargs", "messages")
     kind = reply["kind"]
     if kind == "time":
         message = f"the chat template did not finish in {renderer.time_limit_s:g} s"

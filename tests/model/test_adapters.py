@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -113,6 +116,24 @@ def test_unloading(model: Path, folder: Path, device: str) -> None:
         *_, last = stream
         assert [fingerprint(last)] == expected
         assert not llm.adapters.has_unloaded
+
+
+def test_threads_that_ask_for_the_same_new_adapter_share_it(model: Path, folder: Path) -> None:
+    with load(model, folder) as llm:
+        expected = run(llm, PROMPTS[:1], "a")
+        llm.adapters.unload("a")
+        ready, begun = threading.Barrier(3), llm.adapters._loading
+
+        def ask(_: int) -> list[str]:
+            ready.wait()
+            return run(llm, PROMPTS[:1], LoRARequest("again", 1, "a"))
+
+        with ThreadPoolExecutor(2) as pool:
+            with begun:  # both find that it is not loaded
+                asked = pool.map(ask, range(2))
+                ready.wait()
+                time.sleep(0.2)
+            assert [*asked] == [expected] * 2
 
 
 def test_drafts(model: Path, folder: Path) -> None:

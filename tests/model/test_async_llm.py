@@ -285,6 +285,39 @@ def test_nothing_runs_after_close() -> None:
     assert not [thread for thread in ours if thread.is_alive()]
 
 
+def test_requests_that_are_not_encoded_yet_end_at_close() -> None:
+    """They are told like the others; nobody has cancelled their tasks."""
+
+    async def check() -> None:
+        llm = await asyncio.to_thread(AsyncLLM, "demo", device="null")
+        busy = threading.Event()
+        llm._text.submit(busy.wait, LIMIT_S)
+        asked = [asyncio.ensure_future(anext(llm.generate("Hello!", GREEDY))) for _ in range(2)]
+        await asyncio.sleep(0)
+        await llm.close()
+        busy.set()
+        ends = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(end) for end in ends] == [EngineDead] * 2
+
+    run(check())
+
+
+def test_a_request_can_be_aborted_before_it_is_encoded() -> None:
+    async def check() -> None:
+        async with AsyncLLM("demo", device="null") as llm:
+            busy = threading.Event()
+            llm._text.submit(busy.wait, LIMIT_S)
+            early = asyncio.ensure_future(last(llm.generate("Hello!", LONG, "early")))
+            await asyncio.sleep(0)
+            await llm.abort("early")
+            busy.set()
+            assert (await early).outputs[0].finish_reason == "abort"
+            again = await last(llm.generate("Hello!", GREEDY, "early"))
+            assert again.outputs[0].finish_reason == "length"
+
+    run(check())
+
+
 def test_a_model_that_nobody_holds_is_gone() -> None:
     before = set(threading.enumerate())
     llm = AsyncLLM("demo", device="null")

@@ -119,6 +119,32 @@ def test_every_mode_becomes_three_colours(mode: str) -> None:
     assert pixels_of(saved(image, kind)).shape == (8, 8, 3)
 
 
+def test_grey_of_16_bits_keeps_its_shades() -> None:
+    """As scanners, microscopes and depth cameras write it: 257 shades are one of 8 bits."""
+    shades = np.arange(64, dtype=np.uint16).reshape(8, 8) * 4
+    found = pixels_of(saved(Image.fromarray(shades * 257)))
+    np.testing.assert_array_equal(found, np.repeat(shades[..., None], 3, -1))
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("RGBA", "PNG"), ("LA", "PNG"), ("P", "GIF"), ("RGBA", "WEBP")])
+def test_what_is_transparent_is_white(mode: str, kind: str) -> None:
+    """Black writing on nothing, as in many logos and diagrams, would be black on black."""
+    drawn = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+    drawn.paste((0, 0, 0, 255), (0, 0, 4, 8))
+    options: dict[str, Any] = {"lossless": True} if kind == "WEBP" else {}
+    found = pixels_of(saved(drawn if mode == "P" else drawn.convert(mode), kind, **options))
+    assert found[:, :4].max() == 0
+    assert found[:, 4:].min() == 255
+
+
+def test_what_is_partly_transparent_is_mixed_with_white() -> None:
+    colours = [(200, 100, 50, 255), (200, 100, 50, 51), (200, 100, 50, 0)]
+    image = Image.new("RGBA", (3, 1))
+    image.putdata(colours)
+    found = pixels_of(saved(image.resize((24, 8), Image.Resampling.NEAREST)))
+    assert [found[0, at].tolist() for at in (4, 12, 20)] == [[200, 100, 50], [244, 224, 214], [255] * 3]
+
+
 def test_of_a_film_the_first_is_read() -> None:
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
     data = saved(frames[0], "GIF", save_all=True, append_images=frames[1:])
@@ -148,6 +174,14 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "base64 of many bytes": ("data:image/png;base64," + "A" * (28 << 20), "may have 20 MiB"),
     "file": ("file:///etc/passwd", "files of the server may not be named"),
 }
+
+
+def test_base64_may_have_lines(reader: ImageReader) -> None:
+    """Encoders for mail, such as Ruby's and one of Python's, write them, and Ollama reads them."""
+    lines = base64.encodebytes(picture(1)).decode()
+    assert lines.count("\n") > 1
+    for text in (lines, lines.replace("\n", "\r\n")):
+        assert reader.read(f"data:image/png;base64,{text}", "x") == reader.read(picture(1), "x")
 
 
 @pytest.mark.parametrize("name", REFUSED)

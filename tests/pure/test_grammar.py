@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from answer_grammars import Bytes
 
 from quire.errors import RequestError
 from quire.grammar.compile_job import llguidance_text
-from quire.grammar.compiler import MAX_CACHED, GrammarCompiler
+from quire.grammar.compiler import FAILURE_S, MAX_CACHED, GrammarCompiler
 from quire.grammar.matcher import fault, make_matcher, make_vocabulary
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
@@ -225,6 +226,25 @@ def test_answers_are_cached(compiler: GrammarCompiler, monkeypatch: pytest.Monke
     assert compiler.compile(StructuredOutputsParams(regex="a")) is grammar
     with pytest.raises(AttributeError):
         compiler.compile(StructuredOutputsParams(regex="not asked before"))
+
+
+@pytest.mark.parametrize("kind", ["time", "memory"])
+def test_a_structure_that_met_a_busy_machine_is_tried_again(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """What broke a limit once is refused for a while, and not for ever."""
+    replies: list[dict[str, Any]] = [{"kind": kind}, {"kind": kind}, {"grammar": "found"}]
+    monkeypatch.setattr(compiler._sandbox, "ask", lambda line: replies.pop(0))
+    now_s = time.monotonic()
+    monkeypatch.setattr("quire.grammar.compiler.time.monotonic", lambda: now_s)
+    structure, tries = StructuredOutputsParams(regex=f"busy {kind}"), []
+    for _ in range(3):
+        for _ in range(2):
+            with contextlib.suppress(RequestError):
+                tries.append(compiler.compile(structure))
+        tries.append(str(len(replies)))
+        now_s += FAILURE_S + 1
+    assert tries == ["2", "1", "found", "found", "0"]
 
 
 def test_a_dead_process_is_replaced(compiler: GrammarCompiler) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime
@@ -338,6 +339,30 @@ def test_a_template_that_reads_parts_alone_gets_texts_as_parts(renderer) -> None
 CALLED = """{% for m in messages %}{{ '<|im_start|>' + m.role + ':' + (m.content or '') }}\
 {% for c in m.tool_calls or [] %}{{ '\n<|call|>' + c.function.name + '\n' + c.function.arguments }}\
 {% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"""
+
+
+@pytest.mark.parametrize("num_good", range(3))
+def test_a_probe_that_broke_a_limit_says_nothing_of_the_template(
+    renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch, num_good: int
+) -> None:
+    """The request of that moment fails, and later ones are rendered as ever."""
+    calls = "{% for c in m.tool_calls or () %}{{ c | tojson }}{% endfor %}"
+    source = "{% for m in messages %}{{ m.content }}" + calls + "{% endfor %}"
+    call = {"type": "function", "function": {"name": "find", "arguments": '{"x": 1}'}}
+    parts = [{"type": "text", "text": "Hi"}]
+    turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    expected = template(renderer, source).render(turns).text
+    assert re.fullmatch(r'Hi\{.*"arguments": \{"x": 1\}.*', expected)
+    chat, asked, ask = template(renderer, source), list[bytes](), renderer.ask
+
+    def busy(line: bytes) -> dict[str, Any]:
+        asked.append(line)
+        return {"kind": "time"} if len(asked) == num_good + 1 else ask(line)
+
+    monkeypatch.setattr(renderer, "ask", busy)
+    with pytest.raises(RequestError, match="did not finish"):
+        chat.render(turns)
+    assert chat.render(turns).text == expected
 
 
 def test_images_keep_their_places_between_texts(renderer) -> None:

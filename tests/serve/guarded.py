@@ -160,8 +160,13 @@ def application(seen: list[str]) -> Starlette:
         request.state.answer = "the secret of the model"
         return PlainTextResponse("said")
 
+    async def busy(request: Request) -> Response:
+        time.sleep(0.4)  # the event loop does nothing else meanwhile
+        return PlainTextResponse("done")
+
     return Starlette(
         routes=[
+            Route("/busy", busy),
             Route("/size", size, methods=["GET", "POST", "PUT", "DELETE"]),
             Route("/endless", endless),
             Route("/fail/{how:path}", fail),

@@ -146,6 +146,17 @@ def test_thinking_text_and_calls_are_blocks_of_their_own() -> None:
     }
 
 
+def test_the_input_of_a_call_is_what_the_model_wrote() -> None:
+    """Also a number that no float holds: the call must not be made with nothing."""
+    written = '{"a": 1e999, "b": [1.50, 18446744073709551616]}'
+    message = MessageReply(id="msg_1", model="demo", usage=MessageUsage(0, 0, 0, ThinkingDetails(0)))
+    calls = [CallStart(0, "call_a", "f"), CallArguments(0, written), Finish("tool_calls", None)]
+    run: Any = ScriptedRun(calls)
+    whole = asyncio.run(MessageWriter(message, run, 20).whole())
+    assert f'"input":{written}'.encode() in whole
+    assert json.loads(whole)["content"] == joined(streamed(calls))["content"]
+
+
 @pytest.mark.parametrize(
     ("finish", "max_tokens", "reason", "sequence"),
     [

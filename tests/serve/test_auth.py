@@ -246,3 +246,15 @@ def test_pages_of_other_origins(locked: Guarded, origin: str) -> None:
     assert (status, headers.get("access-control-allow-origin")) == (400, None)
     headers = locked.ask("GET", "/size", {"Origin": origin} | bearer(KEY))[1]
     assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize("headers", [{"Origin": PAGE}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}])
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_pages_have_no_effect_without_a_body(unlocked: Guarded, method: str, headers: dict[str, str]) -> None:
+    """A page may send an empty POST to any origin; a preflight comes before JSON alone."""
+    before = len(unlocked.seen)
+    answer = unlocked.ask(method, "/size", headers)
+    assert error_of(answer) == (415, "unsupported_media_type")
+    assert len(unlocked.seen) == before
+    assert unlocked.ask(method, "/size", headers | JSON)[0] == 200
+    assert unlocked.ask(method, "/size")[0] == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -286,6 +287,23 @@ def test_no_model_is_loaded_for_what_no_route_is_for() -> None:
         assert not fake.past
         answer = await sent(door, [(b"{}", 0)], "/completions")
         assert b"/v1/completions exists" in answer[1]
+        await fake.host.close()
+
+    run(test)
+
+
+def test_no_body_is_kept_while_its_request_is_answered() -> None:
+    async def test() -> None:
+        fake, pieces, counts = FakeModels("a"), [(b'{"model": "a"}'.ljust(99), 0)], list[int]()
+
+        async def answered(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            counts.append(sys.getrefcount(pieces[0][0]))
+            await PlainTextResponse("a")(scope, receive, send)
+
+        (await fake.enter("a")).app = answered
+        await sent(Door(fake.host, UNUSED, [], [], EVERY), pieces, "/v1/completions")
+        assert counts == [sys.getrefcount(pieces[0][0])]
         await fake.host.close()
 
     run(test)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from guarded import Guarded, Quick, ended, error_of, parse, read_all, read_one, serve
+from starlette.responses import Response
 
 from quire.server import connection, request
 from quire.server.body import MAX_BODY_BYTES
@@ -275,6 +276,19 @@ def test_a_slow_reader_is_no_such_case(quick: Guarded) -> None:
             assert client.recv(4 << 20)
 
 
+def test_a_slow_reader_of_a_long_answer_gets_all_of_it() -> None:
+    """It reads all the time, and what is left stays long."""
+    body = b"x" * (24 << 20)
+    with serve(app=Response(body), protocol=Quick) as long, long.connect() as client:
+        client.sendall(GET + b"Connection: close\r\n\r\n")
+        begin_s, num_bytes = time.monotonic(), 0
+        while piece := client.recv(256 << 10):
+            num_bytes += len(piece)
+            time.sleep(0.02)
+    assert num_bytes > len(body)
+    assert time.monotonic() - begin_s > 2 * Quick.unread_s
+
+
 def test_a_body_that_goes_on_after_its_answer_is_cut_off(quick: Guarded) -> None:
     with quick.connect() as client:
         client.sendall(POST + b"Content-Length: 34603008\r\n\r\n")
@@ -308,6 +322,21 @@ def test_connections_make_room_when_descriptors_run_out(
         assert server.ask("GET", "/size")[0] == 200
         assert _is_closed(silent[0])
         assert not _is_closed(silent[-1])
+
+
+def test_connections_that_come_together_make_room_for_each(
+    server: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come while the event loop is busy, and it ends connections later than it takes new ones."""
+    room = connection.RESERVED_FILES + 4
+    monkeypatch.setattr(connection.resource, "getrlimit", lambda which: (room, room))
+    with contextlib.ExitStack() as stack, server.connect() as busy:
+        busy.sendall(GET.replace(b"/size", b"/busy") + b"\r\n")
+        time.sleep(0.1)
+        silent = [stack.enter_context(server.connect()) for _ in range(20)]
+        assert read_one(busy)[0] == 200
+        time.sleep(0.1)
+        assert sum(map(_is_closed, silent)) >= 16
 
 
 def _is_closed(client: socket.socket) -> bool:

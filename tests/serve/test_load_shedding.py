@@ -58,6 +58,14 @@ def test_a_full_queue_refuses_before_it_reads(full: Server, path: str) -> None:
     assert b"the queue is full: 1 requests wait" in body
 
 
+def test_a_full_queue_refuses_nothing_that_needs_no_place(full: Server) -> None:
+    """Whoever looks at a busy server, or adds replicas to it, must not wait for those it is busy with."""
+    with full.client() as client:
+        shown = client.post("/api/show", json={"model": "demo"})
+    assert shown.status_code == 200, shown.text
+    assert full.load()["num_requests_queued"] == 1
+
+
 def test_refusals_are_counted_one_by_one_and_logged_together(full: Server) -> None:
     with full.client() as client:
         for _ in range(5):

@@ -343,14 +343,11 @@ def test_a_client_that_goes(server: Server, client: httpx.Client) -> None:
 # What is asked
 
 
-def _service(reasoning: object = None) -> ServiceState:
-    frontend = SimpleNamespace(max_model_len=1024)
-    return cast(
-        ServiceState,
-        SimpleNamespace(
-            frontend=frontend, names=("demo",), output_format=SimpleNamespace(reasoning=reasoning)
-        ),
-    )
+def _service(reasoning: object = None, read: str = "") -> ServiceState:
+    """A model whose template reads this variable."""
+    frontend, output_format = SimpleNamespace(max_model_len=1024), SimpleNamespace(reasoning=reasoning)
+    named = {"frontend": frontend, "names": ("demo",), "output_format": output_format}
+    return cast(ServiceState, SimpleNamespace(**named, template_reads=read.__eq__))
 
 
 @pytest.mark.parametrize(
@@ -371,6 +368,15 @@ def test_thinking(think: Any, variables: Object, shown: bool) -> None:
     assert task.chat.chat_template_kwargs == variables
     assert task.chat.include_reasoning is shown
     assert task.chat.messages == [{"role": "user", "content": "Hi"}]
+
+
+def test_a_level_of_thinking_that_the_template_does_not_read_is_said() -> None:
+    asked = OllamaChatRequest(messages=[OllamaInputMessage(role="user", content="Hi")], think="low")
+    without, reading = (chat_task(asked, _service(1, read)).chat for read in ("", "reasoning_effort"))
+    assert without is not None
+    assert without.warnings == ["think = 'low' has the effect of true: this model has no levels"]
+    assert reading is not None
+    assert reading.warnings == []
 
 
 def test_a_model_that_does_not_think(client: httpx.Client) -> None:

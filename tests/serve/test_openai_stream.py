@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -162,6 +164,20 @@ def test_no_chunk_is_long(demo_folder: Any, kind: str) -> None:
         name = "content" if kind == "chat" else "tokens"
         assert sum(len((choice["logprobs"] or {}).get(name, [])) for choice in parsed) == 5000
     assert token_details(cursor, True) == [(None, UNSET)]
+
+
+def test_no_tokenizer_is_kept_for_the_tokens_that_were_named(demo_folder: Any) -> None:
+    """Where several models are served, each load of one makes a tokenizer."""
+    tokenizer = tokenizer_of(demo_folder)
+    position = {21: Logprob(-0.5, 1, None)}
+    shape = ChatLogprobs(tokenizer, 1, False)
+    found = [json.loads(entry) for (entry,) in shape.positions([21, 21], [position] * 2)]
+    assert found[0] == found[1]
+    assert found[0]["token"] == tokenizer.token_text(21)
+    kept = weakref.ref(tokenizer)
+    del tokenizer, shape
+    gc.collect()
+    assert kept() is None
 
 
 def test_minus_infinity_can_be_written() -> None:

@@ -32,3 +32,18 @@ def test_warnings_are_in_the_response_and_in_the_log(
     while not any(warning in line and f"path={path} " in line for line in server.log.splitlines()):
         assert time.monotonic() < end, server.log[-2000:]
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "warning"),
+    [
+        ("/v1/chat/completions", {"messages": SAID, "reasoning_effort": "low"}, "reasoning_effort"),
+        ("/v1/responses", {"input": "Hi", "reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ("/v1/messages", {"messages": SAID, "output_config": {"effort": "low"}}, "output_config.effort"),
+    ],
+)
+def test_an_effort_that_the_template_does_not_read_is_said(
+    client: httpx.Client, path: str, body: dict[str, object], warning: str
+) -> None:
+    reply = client.post(path, json={**body, "max_tokens": 1}).json()
+    assert reply["warnings"] == [f"{warning} has no effect"]

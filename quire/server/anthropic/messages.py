@@ -7,10 +7,9 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from secrets import token_hex
-from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -56,19 +55,19 @@ async def create(request: Request) -> Response:
     asked, unknown, task = await read(request, MessagesRequest, task_of)
     handle = handle_of(request)
     model, handle.adapter = service.check_name(asked.model)
-    message_id = f"msg_{token_hex(12)}"
     edits: protocol.Edits | UnsetType = UNSET
     with _own_field_names(asked):
         if asked.context_management is not None:
             applied = await service.in_thread_for(task.messages, _edit, service, asked, task)
             edits = protocol.Edits(applied)
         run = await start_chat(handle, task)
-    message = MessageReply(id=message_id, model=model, usage=_usage(run))
+    message = MessageReply(id=f"msg_{token_hex(12)}", model=model, usage=_usage(run))
     idle = protocol.without_effect(asked, service.template_reads("reasoning_effort"))
     message.warnings = response_warnings(request, unknown, task.warnings + idle) or UNSET
     writer = MessageWriter(message, run, asked.max_tokens, edits)
     if asked.stream:
         return EventStream(writer.events(), failed, b"", PING)
+    del asked, task  # which may hold images, for as long as the answer takes
     return Response(await writer.whole(), media_type="application/json")
 
 
@@ -183,11 +182,12 @@ def _block(block: Block, text: str) -> protocol.OutputBlock:
     return protocol.ThinkingBlock(text) if block.kind == REASONING else protocol.TextBlock(text)
 
 
-def _input(text: str) -> dict[str, Any]:
+def _input(text: str) -> Raw:
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
+        msgspec.json.decode(text, type=dict[str, Raw])
     except (msgspec.DecodeError, RecursionError):
-        return {}  # the answer ended within the call, which must not be made then
+        return Raw(b"{}")  # the answer ended within the call, which must not be made then
+    return Raw(text.encode())
 
 
 def _usage(run: ChatRun) -> MessageUsage:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from quire.errors import RequestError
 from quire.sampling_params import StructuredOutputsParams
@@ -109,7 +109,7 @@ class ToolUseBlock(Struct, tag="tool_use"):
 
     id: str
     name: str
-    input: dict[str, Any]
+    input: Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
 
 
 OutputBlock = TextBlock | ThinkingBlock | ToolUseBlock

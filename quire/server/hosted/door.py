@@ -102,9 +102,11 @@ class Door:
             except BaseException:
                 left.cancel()
                 raise
+        replayed = _replay(body, left)
+        del body  # it is read once, and the answer may take long
         try:
             if model.app is not None and not left.done():
-                await model.app(scope, _replay(body, left), send)
+                await model.app(scope, replayed, send)
         finally:
             left.cancel()
             self._host.leave(model, keep_s)

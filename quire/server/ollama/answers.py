@@ -89,9 +89,10 @@ async def _answer(
     shape = ChatLogprobs(run.tokenizer, asked.top_logprobs or 0, as_ids=False) if asked.logprobs else None
     cursor = LogprobCursor(run.output.outputs[0], shape)
     answer = OllamaAnswer(run, cursor, make_reply, response_warnings(request, unknown, task.chat.warnings))
-    if asked.stream is False:
-        return Response(await answer.whole(), media_type="application/json")
-    return JsonLines(answer.lines())
+    if asked.stream is not False:
+        return JsonLines(answer.lines())
+    del asked, task  # which may hold images, for as long as the answer takes
+    return Response(await answer.whole(), media_type="application/json")
 
 
 async def _start(handle: ServerRequest, task: ChatTask, raw: str | None, suffix: str | None) -> ChatRun:

@@ -122,7 +122,7 @@ async def processes(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """Describe a model, without paths."""
     service: ServiceState = request.app.state.service
-    asked, *_ = await read(request, ShowRequest)
+    asked, *_ = await read(request, ShowRequest, queued=False)
     name, adapter = service.check_name(asked.model or asked.name)
     details, frontend = _details(service), service.frontend
     made = [f"FROM {name}"]

@@ -223,6 +223,8 @@ def _task(
     warnings = [f"unknown option {name[:64]!r} has no effect" for name in unknown[:16]]
     if (options.num_ctx or 0) > (most := service.frontend.max_model_len):
         warnings.append(f"num_ctx = {options.num_ctx}: the context has {most} tokens (--max-model-len)")
+    if isinstance(asked.think, str) and not service.template_reads("reasoning_effort"):
+        warnings.append(f"think = {asked.think[:64]!r} has the effect of true: this model has no levels")
     return ChatTask(
         messages=messages,
         sampling=_sampling(asked, options),

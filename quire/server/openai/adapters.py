@@ -45,7 +45,7 @@ def check(engine_config: EngineConfig, keyed: bool) -> None:
 async def load(request: Request) -> Response:
     """Load an adapter; streams of other requests go on meanwhile."""
     service: ServiceState = request.app.state.service
-    asked, *_ = await read(request, LoadAdapterRequest)
+    asked, *_ = await read(request, LoadAdapterRequest, queued=False)
     service.check_name(asked.model)
     if asked.lora_name in (*service.names, *service.names_elsewhere()):
         problem = f"{asked.lora_name[:200]!r} is the name of a model, or of an adapter of another model"
@@ -58,7 +58,7 @@ async def load(request: Request) -> Response:
 async def unload(request: Request) -> Response:
     """Unload an adapter: new requests for it are refused."""
     service: ServiceState = request.app.state.service
-    asked, *_ = await read(request, UnloadAdapterRequest)
+    asked, *_ = await read(request, UnloadAdapterRequest, queued=False)
     service.check_name(asked.model)
     if asked.lora_name not in service.adapters:
         problem = f"the adapter {asked.lora_name[:200]!r} is not loaded"

@@ -47,6 +47,8 @@ async def chat(request: Request) -> Response:
         run = await start_chat(handle, task)
     asked.messages.clear()  # which may hold images, for as long as the answer is streamed
     head = head_of(handle.service, f"chatcmpl-{token_hex(12)}", model)
+    if asked.reasoning_effort and not handle.service.template_reads("reasoning_effort"):
+        task.warnings.append("reasoning_effort has no effect")
     warnings = response_warnings(request, unknown, task.warnings)
     if asked.stream:
         return EventStream(stream(asked, run, head, warnings))

@@ -59,6 +59,7 @@ async def create(request: Request) -> Response:
     writer = ResponseWriter(response, run, toolbox, LogprobCursor(run.output.outputs[0], shape))
     if asked.stream:
         return EventStream(writer.events(), writer.failed, b"")
+    del asked, task  # which may hold images, for as long as the answer takes
     return Response(await writer.whole(), media_type="application/json")
 
 

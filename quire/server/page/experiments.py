@@ -24,7 +24,7 @@ from quire.experiments.served_engine import FleetTask, ServedEngine
 from quire.server.auth import is_loopback
 from quire.server.errors import ErrorBody, HTTPRefusal, NotFound
 from quire.server.event_stream import EventStream, encode
-from quire.server.request import handle_of, read
+from quire.server.request import read
 from quire.server.service import ServiceState
 from quire.server.steps import law_of
 
@@ -64,8 +64,7 @@ async def experiment(request: Request) -> Response:
     if not may_start(request.scope, service):
         hint = "open the page on the machine of the server, or start the server with an API key"
         raise HTTPRefusal(403, "this viewer may not start experiments", hint)
-    asked, *_ = await read(request, PARAMETERS[name])
-    handle_of(request).leave_queue()
+    asked, *_ = await read(request, PARAMETERS[name], queued=False)
     return Lines(lines(service, name, _task(service, asked)))
 
 
