@@ -72,7 +72,8 @@ class AllowedHosts:
 
     A web page can resolve a name of its own to 127.0.0.1 (DNS rebinding) and so reach a server that listens
     on this machine only. A server that listens to a network knows its names only from `allowed`; without any,
-    it accepts every well-formed name.
+    it accepts every well-formed name. A request without the header, as health checks by HTTP/1.0 are, comes
+    from no browser.
     """
 
     # Starlette's TrustedHostMiddleware does not fit: it answers 400 in plain text instead of 421 in the shape
@@ -88,6 +89,8 @@ class AllowedHosts:
 
     def __call__(self, scope: Scope) -> HTTPRefusal | None:
         hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if not hosts:
+            return None
         match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
         if match is not None and (not self._names or match[1].lower() in self._names):
             return None

@@ -91,7 +91,7 @@ ROOMS = (
     ),
     Room(
         "server",
-        4_590,
+        4_595,
         "HTTP and its limits, requests and the queue, the engine's process, metrics, what all APIs share",
         ("server",),
     ),
