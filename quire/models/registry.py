@@ -345,10 +345,22 @@ def _architecture(raw: Mapping[str, Any]) -> str:
     name = names[0] if isinstance(names, list) and names else names
     every = {*FAMILIES, *COMPOSITES, *OTHER_NAMES}
     stems = {one.removesuffix(_TEXT).removesuffix(_COMPOSITE) for one in every}
-    known = f"known are (with {_TEXT} or {_COMPOSITE}) " + ", ".join(sorted(stems))
+    known = f"known are (with {_TEXT} or {_COMPOSITE}) {_listed(stems)}"
     if not isinstance(name, str):
         raise ConfigError("config.json names no architecture", known)
     if name not in every:
         near = did_you_mean(name, every)
         raise ConfigError(f"unknown architecture {quoted(name)}", f"{near} {known}" if near else known)
     return name
+
+
+def _listed(stems: Iterable[str]) -> str:
+    """Return names in order; of those that begin with another one, what follows it: Qwen3 (Moe, Next)."""
+    further: dict[str, list[str]] = {}
+    for stem in sorted(stems):
+        first = next((known for known in further if stem.startswith(known)), None)
+        if first is None:
+            further[stem] = []
+        else:
+            further[first].append(stem.removeprefix(first))
+    return ", ".join(f"{first} ({', '.join(rest)})" if rest else first for first, rest in further.items())
