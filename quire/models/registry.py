@@ -44,6 +44,7 @@ from quire.models.qwen2_moe import qwen2_moe
 from quire.models.qwen2_moe import slides as slides_in_qwen2_moe
 from quire.models.qwen3 import qwen3, qwen3_vl
 from quire.models.qwen3_next import qwen3_5, qwen3_next, qwen_prediction
+from quire.models.recent import RECENT
 from quire.models.stablelm import stablelm
 from quire.models.starcoder2 import starcoder2
 from quire.models.windows import (
@@ -266,6 +267,7 @@ FAMILIES: dict[str, Family] = {
     "GptOssForCausalLM": Family(
         gpt_oss, defaults.GPT_OSS, every_other, spelled=_EXPERTS, only={"swiglu_alpha": (1.702,)}
     ),
+    **RECENT,
 }
 # Text models that only composites have, by their model_type
 TEXTS: dict[str, Family] = {
