@@ -110,7 +110,6 @@ class Admission:
     pooling: str = ""
 
 
-MAX_DRAFTED = 32  # maximum of a row; backends keep what they need to roll back that far
 # Where drafted tokens come from: the text of the sequence itself, earlier answers, what its grammar leaves no
 # choice about, the draft model.
 DraftSource = Literal["text", "store", "grammar", "model"]

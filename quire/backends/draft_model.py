@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from quire.errors import ConfigError
-from quire.program.caches import SlotState
+from quire.program.caches import MAX_DRAFTED, SlotState
 from quire.program.program import Program
-from quire.types import MAX_DRAFTED
 
 HIDDEN_ITEM_BYTES = 2  # hidden states are kept as bfloat16
 V = TypeVar("V")

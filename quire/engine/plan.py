@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from quire.engine.budget import StepTime
 from quire.engine.caches import Caches
 from quire.engine.request import Sequence
-from quire.types import MAX_DRAFTED, Admission, Grant, ImageSlice, PromptImage, Row, Snapshot, Step
+from quire.program.caches import MAX_DRAFTED
+from quire.types import Admission, Grant, ImageSlice, PromptImage, Row, Snapshot, Step
 
 
 @dataclass(slots=True)

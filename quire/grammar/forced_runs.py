@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from llguidance import LLMatcher, LLTokenizer
 
-from quire.types import MAX_DRAFTED, Draft
+from quire.program.caches import MAX_DRAFTED
+from quire.types import Draft
 
 SURE = 16  # Draft.match of a run whose first token is the only one allowed
 NOTHING = Draft((), "grammar")

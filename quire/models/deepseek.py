@@ -155,19 +155,25 @@ def latent_attention_layer(
 
 def experts_or_mlp(b: Builder, cfg: ModelConfig, layer: int, h: Value, p: Names, routing: Router) -> Value:
     """Return the output of the layer's experts, or of its MLP if it is dense."""
-    bias = "mlp_bias" in cfg.values and cfg.flag("mlp_bias")
-    if not _is_sparse(cfg, layer):
-        return gated_mlp(b, cfg, h, p, bias)
+    if is_sparse(cfg, layer):
+        return mixture(b, cfg, h, p, routing)
+    return gated_mlp(b, cfg, h, p, cfg.flag("mlp_bias"))
+
+
+def mixture(b: Builder, cfg: ModelConfig, h: Value, p: Names, routing: Router) -> Value:
+    """Return the mixture of experts, and the shared ones of a family that has them."""
     inner = cfg.size("moe_intermediate_size")
     scores = b.linear(h, p / "gate", cfg.num_experts)
     fused = routing is pair_routing
     experts = fused_experts(cfg, p / "experts", inner) if fused else expert_stack(cfg, p / "experts", inner)
     mixed = b.experts(h, scores, experts, routing=routing(cfg, p), activation=cfg.hidden_act)
-    shared = gated_mlp(b, cfg, h, p / "shared_experts", bias, inner * cfg.size("n_shared_experts"))
-    return b.add(mixed, shared)
+    if "n_shared_experts" not in cfg.values:
+        return mixed
+    width = inner * cfg.size("n_shared_experts")
+    return b.add(mixed, gated_mlp(b, cfg, h, p / "shared_experts", cfg.flag("mlp_bias"), width))
 
 
-def _is_sparse(cfg: ModelConfig, layer: int) -> bool:
+def is_sparse(cfg: ModelConfig, layer: int) -> bool:
     """Return True for layers with experts."""
     types = cfg.get("mlp_layer_types")
     if types is None:

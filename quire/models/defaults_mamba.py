@@ -6,7 +6,7 @@ import math
 
 from quire.models.defaults import GRANITE, LLAMA, Defaults
 
-_MAMBA: Defaults = {
+MAMBA: Defaults = {
     "mamba_n_heads": 128,
     "mamba_n_groups": 1,
     "mamba_d_state": 256,
@@ -19,7 +19,7 @@ _MAMBA: Defaults = {
 }
 GRANITE4: Defaults = {
     **{key: value for key, value in GRANITE.items() if key != "mlp_bias"},
-    **_MAMBA,
+    **MAMBA,
     "num_experts": 8,
     "num_experts_per_tok": 2,
     "shared_intermediate_size": 1024,
@@ -28,7 +28,7 @@ GRANITE4: Defaults = {
 }
 FALCON_H1: Defaults = {
     **LLAMA,
-    **_MAMBA,
+    **MAMBA,
     "vocab_size": 128000,
     "intermediate_size": 14336,
     "num_key_value_heads": 8,

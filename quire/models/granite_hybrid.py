@@ -19,7 +19,7 @@ def granite_hybrid(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
-        h = _mamba(b, cfg, h, p / "mamba") if kinds[i] in (MAMBA, LINEAR) else _attention(b, cfg, h, p)
+        h = mamba(b, cfg, h, p / "mamba") if kinds[i] in (MAMBA, LINEAR) else _attention(b, cfg, h, p)
         x = b.add(x, b.scale(h, residual))
         h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
         mixed = _shared_mlp(b, cfg, h, p / "shared_mlp")
@@ -38,7 +38,7 @@ def _kinds(cfg: ModelConfig) -> tuple[str, ...]:
     return kinds
 
 
-def _mamba(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
+def mamba(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
     inner = int(cfg.size("mamba_expand") * cfg.hidden_size)
     m = mixer_of(cfg, inner, out_bias=cfg.flag("mamba_proj_bias"))
 

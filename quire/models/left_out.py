@@ -20,7 +20,7 @@ _REST = "the rest of the prediction layer"
 
 def mtp(cfg: ModelConfig) -> tuple[LeftOut, ...]:
     """Return the layer that predicts further tokens, where its names begin with mtp."""
-    return (LeftOut(_PREDICTION, ("mtp.*",), text_only=False),)
+    return (LeftOut(_PREDICTION, ("mtp.*", "model.mtp.*"), text_only=False),)
 
 
 def later_layers(cfg: ModelConfig) -> tuple[LeftOut, ...]:

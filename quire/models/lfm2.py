@@ -25,11 +25,11 @@ def lfm2(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -
         p = w / f"model.layers.{i}"
         h = b.rms_norm(x, p / "operator_norm", cfg.norm_eps)
         x = b.add(
-            x, _gated_convolution(b, cfg, h, p / "conv") if kinds[i] == CONV else _attention(b, cfg, h, p)
+            x, gated_convolution(b, cfg, h, p / "conv") if kinds[i] == CONV else _attention(b, cfg, h, p)
         )
         h = b.rms_norm(x, p / "ffn_norm", cfg.norm_eps)
         p = p / "feed_forward"
-        x = b.add(x, _mlp(b, cfg, h, p, inner) if i < dense else _experts(b, cfg, h, p))
+        x = b.add(x, gated_mlp(b, cfg, h, p, inner) if i < dense else _experts(b, cfg, h, p))
     x = b.rms_norm(b.sampled_rows(x), w / "model.embedding_norm", cfg.norm_eps)
     return b.linear(x, w / cfg.lm_head, cfg.vocab_size)
 
@@ -54,7 +54,7 @@ def _intermediate_size(cfg: ModelConfig) -> int:
     return Fields({"intermediate_size": width}).size("intermediate_size")
 
 
-def _gated_convolution(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
+def gated_convolution(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
     """Return out(C * conv(B * x)), with B, C and x from one projection."""
     hidden, bias = cfg.hidden_size, cfg.flag("conv_bias")
     packed = b.linear(h, p / "in_proj", 3 * hidden, bias=bias)
@@ -73,7 +73,7 @@ def _attention(b: Builder, cfg: ModelConfig, h: Value, layer: Names) -> Value:
     return b.linear(b.attention(q, k, v), p / "out_proj", cfg.hidden_size)
 
 
-def _mlp(b: Builder, cfg: ModelConfig, h: Value, p: Names, inner: int) -> Value:
+def gated_mlp(b: Builder, cfg: ModelConfig, h: Value, p: Names, inner: int) -> Value:
     gate, up = (b.linear(h, p / name, inner) for name in ("w1", "w3"))
     return b.linear(b.gated_activation(gate, up, "silu"), p / "w2", cfg.hidden_size)
 

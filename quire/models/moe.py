@@ -191,7 +191,7 @@ def pair_routing(cfg: ModelConfig, p: Names) -> Routing:
         cfg.size("num_experts_per_tok"),
         normalized=cfg.flag("norm_topk_prob"),
         group_rank="top2",
-        scaling=cfg.positive("routed_scaling_factor"),
+        scaling=cfg.optional_positive("routed_scaling_factor") or 1.0,
         floor=1e-20,
     )
     return grouped(cfg, routing)

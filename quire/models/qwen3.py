@@ -16,6 +16,7 @@ from quire.models.tower import add_images, place_images
 from quire.models.vision import by_place
 from quire.program import Builder, Names, Value
 from quire.program.ops.experts import Routing
+from quire.program.rope import Rope
 
 _SECTIONS = (24, 20, 20)  # of Qwen3-VL
 Mlp = Callable[[Builder, ModelConfig, Value, Names], Value]
@@ -30,13 +31,13 @@ def qwen3_vl(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = Non
 
 
 def _decoder(b: Builder, cfg: ModelConfig, w: Names, experts: Mlp, vision: Vision | None = None) -> Value:
-    x = embed_tokens(b, cfg, w)
+    x, rope = embed_tokens(b, cfg, w), cfg.rope()
     if vision is not None:
-        x = place_images(b, x)
+        x, rope = place_images(b, x), by_place(rope, cfg, _SECTIONS)
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
-        x = b.add(x, _attention(b, cfg, i, h, p / "self_attn", vision is not None))
+        x = b.add(x, attention(b, cfg, i, h, p / "self_attn", rope))
         h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
         mlp = experts if is_sparse(cfg, i) else gated_mlp
         x = b.add(x, mlp(b, cfg, h, p / "mlp"))
@@ -45,12 +46,12 @@ def _decoder(b: Builder, cfg: ModelConfig, w: Names, experts: Mlp, vision: Visio
     return head(b, cfg, x, w)
 
 
-def _attention(b: Builder, cfg: ModelConfig, layer: int, h: Value, p: Names, images: bool) -> Value:
+def attention(b: Builder, cfg: ModelConfig, layer: int, h: Value, p: Names, rope: Rope) -> Value:
+    """Attend, with a norm of each query and key head."""
     bias = cfg.flag("attention_bias")
     q, k, v = project_qkv(b, cfg, h, p, bias=bias)
     q = b.rms_norm(q, p / "q_norm", cfg.norm_eps)
     k = b.rms_norm(k, p / "k_norm", cfg.norm_eps)
-    rope = by_place(cfg.rope(), cfg, _SECTIONS) if images else cfg.rope()
     q, k = rotate(b, q, k, rope)
     h = b.attention(q, k, v, window=cfg.window(layer))
     return b.linear(h, p / "o_proj", cfg.hidden_size, bias=bias)

@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass
 
 from quire.program.dtypes import ITEM_BYTES, DType
-from quire.types import MAX_DRAFTED
+
+MAX_DRAFTED = 32  # at most, for a row; backends keep what they need to roll back that far
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,7 @@ def rope_from_config(
     unscaled = rope_type in ("default", "proportional")
     if not (factor := scaling.get("factor")) and not stated and not unscaled:
         raise ConfigError(f"config.json: rope scaling {quoted(rope_type)} needs a factor")
-    factor = float(factor or max_position / original)
+    factor = float(factor or (1.0 if unscaled else max_position / original))
     rope = Rope(
         dim=dim,
         theta=float(theta),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from quire.backends.text_index import BOUNDARY, TextIndex, continuations
+from quire.program.caches import MAX_DRAFTED
 from quire.speculate.store import Scope, Store
-from quire.types import MAX_DRAFTED, Draft, NewRequest, Output
+from quire.types import Draft, NewRequest, Output
 
 # Places compared for each length by which they are looked up: with all of them drafts are hardly better.
 MOST_PLACES = 16

@@ -8,7 +8,8 @@ from functools import cache
 
 import numpy as np
 
-from quire.types import MAX_DRAFTED, Draft
+from quire.program.caches import MAX_DRAFTED
+from quire.types import Draft
 
 NUM_STATES = 12
 

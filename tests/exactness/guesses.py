@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from exactness.asked import Dice, Tokens
-from quire.types import MAX_DRAFTED, Draft, NewRequest, Output
+from quire.program.caches import MAX_DRAFTED
+from quire.types import Draft, NewRequest, Output
 
 Name = tuple[str, int]  # request, sequence
 KINDS = ("right", "wrong", "mixed", "shifted", "random", "edge", "beyond", "repeated", "late", "none")

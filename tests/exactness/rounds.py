@@ -23,8 +23,9 @@ from exactness.engines import (
 from exactness.guesses import Guesser, Name
 from quire.engine.drafter import Drafter
 from quire.engine.engine import Engine
+from quire.program.caches import MAX_DRAFTED
 from quire.speculate.text_drafter import TextDrafter
-from quire.types import MAX_DRAFTED, Draft, Output, PositionLogprobs, Step, StepResult
+from quire.types import Draft, Output, PositionLogprobs, Step, StepResult
 
 GRAMMARS = ("a", "b", "c")
 

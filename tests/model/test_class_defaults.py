@@ -25,6 +25,7 @@ TRAINING = {
     *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "initializer_range"),
     *("residual_dropout", "embedding_dropout", "hidden_dropout", "input_jitter_noise"),
     *("altup_coef_clip", "router_aux_loss_coef", "router_jitter_noise", "pretraining_tp", "num_mtp_layers"),
+    "z_loss_coefficient",
 }
 CHUNKS = {"mamba_chunk_size", "chunk_size"}  # positions computed at once: another order of sums
 OUTPUTS = {"use_cache", "output_router_logits", "reorder_and_upcast_attn"}  # the last: in which precision
@@ -43,6 +44,8 @@ _NEMOTRON_UNUSED = {
 }
 NOT_READ = {
     ("FalconH1ForCausalLM", "num_logits_to_keep"),
+    ("BambaForCausalLM", "num_logits_to_keep"),
+    ("HYV3ForCausalLM", "enable_moe_fp32_combine"),  # all is computed in float32
     *(("NemotronHForCausalLM", key) for key in _NEMOTRON_UNUSED),
     ("GptOssForCausalLM", "hidden_act"),
     ("Gemma3ForCausalLM", "attn_logit_softcapping"),
@@ -55,6 +58,7 @@ OLDER = {
     *("hybrid_override_pattern", "rotary_dim", "architectures"),
     *("sliding_window_pattern", "rope_local_base_freq", "head_dim", "full_attention_interval"),
     *("global_head_dim", "num_global_key_value_heads", "per_layer_config"),  # of Gemma 4
+    *("rope_parameters", "first_k_dense_replace", "sliding_window_size"),  # of Command A+, of MiMo-V2
 }
 KEYS = [(name, key) for name in FAMILIES for key in CLASSES[CONFIGS[name]["architectures"][0]]]
 

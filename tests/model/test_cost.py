@@ -152,7 +152,7 @@ def test_flops_are_the_products_that_were_computed(
                 for p in range(start, start + count)
             )
             heads, dim = op.q.shape
-            assert op.flops(traced.load) == 2 * (pairs * heads * dim + pairs * heads * dim)
+            assert op.flops(traced.load) == 2 * pairs * heads * (dim + op.v.shape[-1])
         done = 0
 
 

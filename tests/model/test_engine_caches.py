@@ -21,9 +21,10 @@ from quire.engine.caches import BlockGroup, StateGroup
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
 from quire.program import Builder, Names, Program, SlotState
+from quire.program.caches import MAX_DRAFTED
 from quire.runner.runner import Runner
 from quire.sampling_params import SamplingParams
-from quire.types import MAX_DRAFTED, Draft, NewRequest, Output, PromptImage
+from quire.types import Draft, NewRequest, Output, PromptImage
 
 W = Names("w")
 WINDOW = 40

@@ -232,6 +232,8 @@ def rope_factors(config: dict[str, Any]) -> Arrays:
 # Families whose GGUF files are refused, or whose files are read as those of a family that computes the same.
 NOT_IN_GGUF = {"Mistral4ForCausalLM", "Glm4MoeLiteForCausalLM", "Gemma4UnifiedForCausalLM"}
 NOT_IN_GGUF |= {"ApertusForCausalLM"}
+NOT_IN_GGUF |= {"Lfm3ForCausalLM", "HYV3ForCausalLM", "Dots1ForCausalLM", "SolarOpenForCausalLM"}
+NOT_IN_GGUF |= {"ExaoneMoeForCausalLM", "Cohere2MoeForCausalLM", "MiMoV2FlashForCausalLM", "BambaForCausalLM"}
 # Not compared with a checkpoint: there is none.
 WITHOUT_CHECKPOINT = {"qwen2vl", "qwen3vl", "qwen3vlmoe", "mistral3", "lfm2moe", "nemotron_h"}
 WITHOUT_CHECKPOINT |= {"exaone4", "hunyuan-dense", "seed_oss"}

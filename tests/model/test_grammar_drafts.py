@@ -16,8 +16,9 @@ from quire.errors import RequestError
 from quire.grammar.compile_job import llguidance_text
 from quire.grammar.forced_runs import SURE
 from quire.grammar.grammars import Matcher
+from quire.program.caches import MAX_DRAFTED
 from quire.runner.masks import GrammarState
-from quire.types import MAX_DRAFTED, Admission, Draft
+from quire.types import Admission, Draft
 
 PROGRAM = tiny("gemma3").program
 WEIGHTS = random_weights(PROGRAM)

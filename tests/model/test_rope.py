@@ -412,3 +412,9 @@ def test_modernbert_scales_by_layer_type(changes: dict[str, Any], full: Any, sli
     assert found == [full, full, sliding, sliding]
     with pytest.raises(ConfigError, match="rope parameters of full_attention"):
         read_encoder("ModernBertModel", {**raw, "rope_scaling": "yarn"}, Pooling("embed", "mean"))
+
+
+def test_a_stated_length_scales_no_rope_without_a_factor() -> None:
+    for kind in ("default", "proportional"):
+        own = {"rope_type": kind, "partial_rotary_factor": 0.5, "original_max_position_embeddings": 1024}
+        close(rope(own).frequencies()[:4], plain()[:4])

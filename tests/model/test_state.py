@@ -14,10 +14,11 @@ from tiny import VOCAB, random_weights, same_bits
 from quire.backends.null import NullBackend
 from quire.backends.reference import ReferenceBackend
 from quire.program import Builder, Load, PagedKV, Program, SlotState
+from quire.program.caches import MAX_DRAFTED
 from quire.program.dtypes import DType
 from quire.program.ops import GatedRecurrence, ShortConvolution, state
 from quire.program.ops.slot_states import CHUNK, States
-from quire.types import MAX_DRAFTED, Snapshot
+from quire.types import Snapshot
 
 TOKENS = np.random.default_rng(3).integers(0, VOCAB, 300).tolist()
 CONV, RECURRENCE = SlotState((0,), 8, 3), SlotState((8,), 16, CHUNK - 1)

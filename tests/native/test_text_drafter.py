@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from test_text_index import ending, searched
 
 from quire.backends.text_index import BOUNDARY
+from quire.program.caches import MAX_DRAFTED
 from quire.sampling_params import SamplingParams
 from quire.speculate.store import Store
 from quire.speculate.text_drafter import ALL_DRAFTED, LEAST_DRAFTED, TextDrafter
-from quire.types import MAX_DRAFTED, Draft, FinishReason, NewRequest, Output
+from quire.types import Draft, FinishReason, NewRequest, Output
 
 
 def request(name: str, prompt: tuple[int, ...], n: int = 1, **fields: Any) -> NewRequest:

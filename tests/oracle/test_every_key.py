@@ -298,6 +298,67 @@ VALUES |= {
     "floor_scale": [ABSENT, 8, 30],
     "attn_scale": [ABSENT, 0.3],
 }
+_SPARSE = [ABSENT, ["sparse", "dense", "sparse"], ["dense", "sparse", "dense"]]
+_OF_WINDOWS = [ABSENT, [_FULL, _SLIDING, _SLIDING], [_SLIDING, _FULL, _SLIDING]]
+_OF_TWO = {"n_group": [1, 2], "num_experts_per_tok": [1, 2]}  # a group ranks by two experts
+# key -> what it may say in the configs of one class, whatever VALUES has; no other class has these keys
+OF_CLASS: dict[str, dict[str, list[Any]]] = {
+    "Lfm3": {
+        "layer_types": [["conv", _FULL, _SLIDING], [_SLIDING, "conv", _FULL], ABSENT],
+        "sliding_window": [9, 20, ABSENT],
+        "use_sandwich_norm": _FLAG,
+        "use_attention_gate": _FLAG,
+        "rope_parameters": [*_NESTED, {_FULL: {**_PART, "partial_rotary_factor": 0.6}, _SLIDING: {}}],
+        "rope_scaling": [ABSENT],
+    },
+    "HYV3": {
+        "num_shared_experts": [ABSENT, 1, 2],
+        "router_scaling_factor": [ABSENT, 1.0],
+        "enable_moe_fp32_combine": _FLAG,
+        "mlp_layer_types": _SPARSE,
+    },
+    "Dots1": {**_OF_TWO, "n_shared_experts": [1, 2], "num_key_value_heads": [2, 8, 1]},
+    "SolarOpen": _OF_TWO,
+    "ExaoneMoe": {
+        **_OF_TWO,
+        "num_experts": [8, 4],
+        "num_shared_experts": [ABSENT, 1, 2],
+        "num_key_value_heads": [2, 8, 1],
+        "layer_types": _OF_WINDOWS,
+        "sliding_window": [9, 20, ABSENT],
+        "mlp_layer_types": _SPARSE,
+    },
+    "Cohere2Moe": {
+        "num_experts": [8, 9],
+        "num_shared_experts": [ABSENT, 0, 2],
+        "shared_expert_combination_strategy": [ABSENT, "average", "sum"],
+        "expert_selection_fn": [ABSENT, "softmax", "sigmoid"],
+        "layer_types": _OF_WINDOWS,
+        "sliding_window": [9, 20, ABSENT],
+        "mlp_layer_types": _SPARSE,
+        "prefix_dense_sliding_window_pattern": [ABSENT, 1, 2],
+        "prefix_dense_intermediate_size": [ABSENT, None, 30],
+        "rms_norm_eps": [ABSENT, None, 0.1],
+    },
+    "MiMoV2Flash": {
+        **_OF_TWO,
+        "num_key_value_heads": [2, 4, 1, ABSENT],
+        "head_dim": [12, 24],  # of a third, an even number
+        "layer_types": _OF_WINDOWS,
+        "sliding_window": [9, 20, ABSENT],
+        "sliding_window_size": [ABSENT, None, 7],
+        "mlp_layer_types": _SPARSE,
+        "attention_value_scale": [ABSENT, None, 1.5],
+        "routed_scaling_factor": [ABSENT, None, 2.5],
+        "rope_parameters": [
+            ABSENT,
+            None,
+            {_FULL: {"rope_theta": 700.0}, _SLIDING: {"rope_theta": 50.0, "partial_rotary_factor": 0.5}},
+        ],
+        "rope_scaling": [ABSENT],
+    },
+    "Bamba": {"attn_layer_indices": [[1], [0, 2], [2]], "z_loss_coefficient": [ABSENT, 0.5]},
+}
 # Read of older checkpoints by classes that do not define them.
 OLDER = ("rope_theta", "rope_scaling", "original_max_position_embeddings", "head_dim")
 NETS = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
@@ -307,6 +368,8 @@ OWN_OLDER = {
     "Gemma4": ("global_head_dim", "num_global_key_value_heads", "per_layer_config"),
     "Gemma4Unified": ("global_head_dim", "num_global_key_value_heads", "per_layer_config"),
     "Cohere2": ("sliding_window_pattern",),
+    "Cohere2Moe": ("rope_parameters", "first_k_dense_replace"),
+    "MiMoV2Flash": ("sliding_window_size",),
     "Glm4": ("partial_rotary_factor",),
     "Glm4Moe": ("partial_rotary_factor",),
     "Phi3": ("partial_rotary_factor",),
@@ -318,6 +381,7 @@ OWN_OLDER = {
     "StableLm": ("partial_rotary_factor",),
 }
 GEMMA4 = ("Gemma4", "Gemma4Unified")
+HALVED = ("Glm4", "Glm4Moe", "StableLm", "Bamba")  # half of a head is rotated
 _MSCALED = {**_LONG, "short_mscale": 1.2, "long_mscale": 1.2, "original_max_position_embeddings": 32}
 OF_PHIMOE: dict[str, list[Any]] = {
     "num_experts_per_tok": [ABSENT, 2],  # theirs chooses two, whatever it says
@@ -360,6 +424,8 @@ def keys_of(kind: str) -> list[str]:
 
 
 def values_of(kind: str, key: str) -> list[Any]:
+    if key in OF_CLASS.get(kind, {}):
+        return OF_CLASS[kind][key]
     if key in ("rope_parameters", "rope_scaling") and kind == "Phi3":
         return _ROPES_OF_PHI3
     if key == "rope_parameters" and kind == "Gemma3":
@@ -468,7 +534,7 @@ def consistent(kind: str, raw: dict[str, Any]) -> dict[str, Any]:
     width = raw["qk_rope_head_dim"] if kind in LATENT else width
     for scaling in (raw.get("rope_scaling"), raw.get("rope_parameters")):
         if scaling and "long_factor" in scaling:
-            part = raw.get("partial_rotary_factor", 0.5) if kind in ("Glm4", "Glm4Moe", "StableLm") else 1.0
+            part = raw.get("partial_rotary_factor", 0.5) if kind in HALVED else 1.0
             part = raw.get("partial_rotary_factor", 1.0) if kind == "Phi3" else part
             for key in ("short_factor", "long_factor"):
                 scaling[key] = [1 + (scaling[key] - 1) * i for i in range(int(width * part) // 2)]

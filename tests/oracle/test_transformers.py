@@ -52,6 +52,13 @@ YARN = {"rope_type": "yarn", "factor": 4.0, **ORIGINAL}
 MOE = {"num_experts": 6, "num_experts_per_tok": 3}
 LATENT = {"kv_lora_rank": 14, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 7}
 ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, **LATENT}
+OF_DOTS1 = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+}
+OF_MIMO = {**OF_DOTS1, "num_key_value_heads": 1, "head_dim": 12, "v_head_dim": 6}
 NET = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 6,
@@ -66,6 +73,7 @@ DELTA = {
     "shared_expert_intermediate_size": 12,
 }
 MAMBA = {"mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 10, "shared_intermediate_size": 28}
+OF_BAMBA = {"mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 10}
 FALCON_MULTIPLIERS = ("embedding_multiplier", "lm_head_multiplier", "key_multiplier")
 FALCON_MULTIPLIERS += ("attention_in_multiplier", "attention_out_multiplier")
 FALCON_MULTIPLIERS += ("ssm_in_multiplier", "ssm_out_multiplier")
@@ -298,6 +306,129 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
             "num_dense_layers": 1,
             "moe_intermediate_size": 20,
             "routed_scaling_factor": 1.7,
+        },
+    ),
+    ("unstated", "Lfm3", {"num_hidden_layers": 5, "head_dim": 8, "sliding_window": 9}),
+    (
+        "bare",
+        "Lfm3",
+        {
+            "head_dim": 10,
+            "layer_types": [SLIDING, "conv", FULL],
+            "sliding_window": 20,
+            "rope_parameters": {FULL: YARN, SLIDING: PART},
+            "use_sandwich_norm": False,
+            "use_attention_gate": False,
+            "attention_bias": True,
+            "conv_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    ("experts", "HYV3", {**MOE, "head_dim": 10, "moe_intermediate_size": 20}),
+    (
+        "types",
+        "HYV3",
+        {
+            **MOE,
+            "head_dim": 8,
+            "moe_intermediate_size": 20,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "num_shared_experts": 2,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_scaling": YARN,
+        },
+    ),
+    ("groups", "Dots1", {**OF_DOTS1, "n_group": 4, "topk_group": 2, "attention_bias": True}),
+    ("windows", "Dots1", {**OF_DOTS1, "sliding_window": 9, "max_window_layers": 1, "norm_topk_prob": True}),
+    ("plain", "SolarOpen", {**OF_DOTS1, "head_dim": 12, "norm_topk_prob": False}),
+    ("groups", "SolarOpen", {**OF_DOTS1, "n_group": 2, "attention_bias": True, "rope_scaling": YARN}),
+    (
+        "windows",
+        "ExaoneMoe",
+        {**MOE, "moe_intermediate_size": 20, "sliding_window": 9, "sliding_window_pattern": 2},
+    ),
+    (
+        "groups",
+        "ExaoneMoe",
+        {
+            **MOE,
+            "moe_intermediate_size": 20,
+            "layer_types": [FULL, SLIDING, FULL],
+            "mlp_layer_types": ["sparse", "sparse", "dense"],
+            "n_group": 2,
+            "num_shared_experts": 2,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    (
+        "prefix",
+        "Cohere2Moe",
+        {
+            **MOE,
+            "head_dim": 10,
+            "num_hidden_layers": 5,
+            "first_k_dense_replace": 2,
+            "prefix_dense_intermediate_size": 30,
+            "sliding_window": 9,
+            "sliding_window_pattern": 2,
+            "num_shared_experts": 2,
+        },
+    ),
+    (
+        "sigmoid",
+        "Cohere2Moe",
+        {
+            **MOE,
+            "head_dim": 8,
+            "layer_types": [SLIDING, FULL, SLIDING],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "prefix_dense_sliding_window_pattern": 2,
+            "sliding_window": 20,
+            "expert_selection_fn": "sigmoid",
+            "norm_topk_prob": False,
+            "num_shared_experts": 1,
+            "shared_expert_combination_strategy": "sum",
+            "rms_norm_eps": 1e-3,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    (
+        "unstated",
+        "MiMoV2Flash",
+        {**OF_MIMO, "num_hidden_layers": 6, "sliding_window_size": 8},
+    ),
+    (
+        "ropes",
+        "MiMoV2Flash",
+        {
+            **OF_MIMO,
+            "head_dim": 12,
+            "layer_types": [SLIDING, FULL, SLIDING],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "rope_parameters": {
+                FULL: {**YARN, "partial_rotary_factor": 0.5, "rope_theta": 900.0},
+                SLIDING: {"rope_theta": 700.0},
+            },
+            "sliding_window": 20,
+            "attention_value_scale": None,
+            "attention_bias": True,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
+    ("hybrid", "Bamba", {**OF_BAMBA, "attn_layer_indices": [1], "attention_bias": True, "mlp_bias": True}),
+    (
+        "biases",
+        "Bamba",
+        {
+            **OF_BAMBA,
+            "attn_layer_indices": [0, 2],
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "time_step_limit": (0.2, 1.5),
+            "tie_word_embeddings": True,
+            "rope_scaling": {"type": "linear", "factor": 3.0},
         },
     ),
     ("kernel", "Lfm2", {"full_attn_idxs": [0], "conv_L_cache": 5, "block_multiple_of": 12}),

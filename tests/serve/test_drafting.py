@@ -12,8 +12,9 @@ from openai_client import CHAT, COMPLETIONS, MAX_LINE_BYTES, MESSAGES, chunks, j
 from server import Server
 
 from quire.outputs import CompletionOutput
+from quire.program.caches import MAX_DRAFTED
 from quire.server.openai.chunks import ChatChunk, ChatChunkChoice, Delta, event_of, take_drafting
-from quire.types import MAX_DRAFTED, Draft, Drafting, DraftSource
+from quire.types import Draft, Drafting, DraftSource
 
 ASKED = {CHAT: {"messages": MESSAGES}, COMPLETIONS: {"prompt": "Once upon a time"}}
 TOLD = {"include_drafting": True}

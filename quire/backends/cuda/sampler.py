@@ -14,9 +14,10 @@ from quire.backends.cuda.draws import MOST_DRAWS, DrawGroup, Draws, RowDraws, ed
 from quire.backends.cuda.kernels.variants import LIST_BLOCK, MOST_LISTED, SAMPLING_BLOCK, SURVEYED_PARTS
 from quire.backends.cuda.launch_list import Grid
 from quire.backends.cuda.memory import ReusedMemory
+from quire.program.caches import MAX_DRAFTED
 from quire.quantize.groups import ceil_div
 from quire.sampling.faults import FAULTS
-from quire.types import MAX_DRAFTED, PositionLogprobs, Row, RowResult, TokenLogprob
+from quire.types import PositionLogprobs, Row, RowResult, TokenLogprob
 
 _INT, _FLOAT, _DOUBLE = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.float64)
 # Bytes by number of the vocabulary: of a draw, edited logits and two arrays of candidates; of a slot, what it

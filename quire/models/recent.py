@@ -1,0 +1,66 @@
+"""Families of 2025 and 2026 that vary older ones, by the architecture name in config.json."""
+
+from __future__ import annotations
+
+from quire.models import cohere2_moe, defaults_recent, mimo_v2
+from quire.models.bamba import bamba
+from quire.models.dots1 import dots1, solar_open
+from quire.models.exaone_moe import exaone_moe
+from quire.models.family import Family
+from quire.models.hy_v3 import hy_v3
+from quire.models.left_out import later_layers, mtp
+from quire.models.lfm2 import CONV
+from quire.models.lfm3 import lfm3
+from quire.models.windows import by_pattern, from_max_window_layers
+
+_ROUTED = {"num_experts": "n_routed_experts"}
+
+RECENT: dict[str, Family] = {
+    "Lfm3ForCausalLM": Family(
+        lfm3,
+        defaults_recent.LFM3,
+        spelled={"rms_norm_eps": "norm_eps"},
+        kinds=(CONV,),
+    ),
+    "HYV3ForCausalLM": Family(
+        hy_v3, defaults_recent.HY_V3, only={"first_k_dense_replace": (1,)}, left_out=later_layers
+    ),
+    "Dots1ForCausalLM": Family(
+        dots1,
+        defaults_recent.DOTS1,
+        from_max_window_layers,
+        spelled=_ROUTED,
+        only={"scoring_func": ("sigmoid", "noaux_tc"), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)},
+    ),
+    "SolarOpenForCausalLM": Family(
+        solar_open,
+        defaults_recent.SOLAR_OPEN,
+        spelled=_ROUTED,
+        only={"first_k_dense_replace": (0,), "partial_rotary_factor": (1,)},
+    ),
+    "ExaoneMoeForCausalLM": Family(
+        exaone_moe,
+        defaults_recent.EXAONE_MOE,
+        by_pattern,
+        spelled={"n_shared_experts": "num_shared_experts"},
+        older={"num_experts": "num_experts"},
+        only={"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
+        left_out=mtp,
+    ),
+    "Cohere2MoeForCausalLM": Family(
+        cohere2_moe.cohere2_moe,
+        defaults_recent.COHERE2_MOE,
+        cohere2_moe.slides,
+        spelled={"rms_norm_eps": "layer_norm_eps", "root_mean_square_eps": "rms_norm_eps"},
+        older={"num_experts": "num_experts"},
+    ),
+    "MiMoV2FlashForCausalLM": Family(
+        mimo_v2.mimo_v2,
+        defaults_recent.MIMO_V2,
+        mimo_v2.slides,
+        spelled=_ROUTED,
+        only={"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
+        left_out=mtp,
+    ),
+    "BambaForCausalLM": Family(bamba, defaults_recent.BAMBA),
+}
