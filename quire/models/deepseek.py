@@ -11,11 +11,17 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire.errors import ConfigError, quoted
 from quire.images.vision import Vision
 from quire.models.config import ModelConfig
 from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, query_growth, rotate
-from quire.models.moe import biased_routing, expert_stack, fused_experts, grouped, pair_routing
+from quire.models.moe import (
+    biased_routing,
+    expert_stack,
+    fused_experts,
+    grouped,
+    listed_sparse,
+    pair_routing,
+)
 from quire.models.prediction import Has, joined, shared_head
 from quire.models.tower import place_images
 from quire.program import Builder, Names, Program, Rows, Value, WeightSpec
@@ -169,13 +175,8 @@ def experts_or_mlp(b: Builder, cfg: ModelConfig, layer: int, h: Value, p: Names,
 
 def _is_sparse(cfg: ModelConfig, layer: int) -> bool:
     """Return True for layers with experts."""
-    types = cfg.get("mlp_layer_types")
-    if types is None:
-        return layer >= (cfg.number("first_k_dense_replace") if "first_k_dense_replace" in cfg.values else 1)
-    if not isinstance(types, list) or layer >= len(types) or types[layer] not in ("dense", "sparse"):
-        problem = f"mlp_layer_types = {quoted(types)} does not say dense or sparse of each layer"
-        raise ConfigError(f"config.json: {problem}")
-    return bool(types[layer] == "sparse")
+    num_dense = cfg.number("first_k_dense_replace") if "first_k_dense_replace" in cfg.values else 1
+    return listed_sparse(cfg, layer, otherwise=layer >= num_dense)
 
 
 def latent_attention(

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quire.errors import ConfigError, did_you_mean, quoted
-from quire.images.vision import Vision
-from quire.models import defaults, defaults_latent, defaults_later, defaults_mamba
+from quire.models import defaults, defaults_latent, defaults_later, defaults_mamba, defaults_variations
 from quire.models.apertus import apertus
 from quire.models.apertus import unused as unused_of_apertus
 from quire.models.cohere2 import cohere2
 from quire.models.composites import COMPOSITES
-from quire.models.config import LINEAR, SYNONYMS, Fields, ModelConfig, Slides, read_config, read_fields
+from quire.models.config import LINEAR, SYNONYMS, ModelConfig, read_config, read_fields
 from quire.models.deepseek import deepseek_v2, deepseek_v3, glm4_moe, minicpm3, mistral4, mtp_glm4, mtp_v3
 from quire.models.defaults_gemma4 import GEMMA3N, GEMMA4, GEMMA4_UNIFIED
 from quire.models.ernie4_5 import ernie4_5
 from quire.models.exaone4 import exaone4
 from quire.models.falcon_h1 import falcon_h1
+from quire.models.family import Family
 from quire.models.gemma import gemma, gemma2, gemma3
 from quire.models.gemma3n import gemma3n
 from quire.models.gemma3n import unused as unused3n
@@ -32,6 +31,7 @@ from quire.models.left_out import later_layers, mtp, usable
 from quire.models.lfm2 import CONV, lfm2
 from quire.models.llama import llama, ministral3, qwen2, qwen2_vl, rotates, seed_oss
 from quire.models.llama4 import CHUNKED, llama4
+from quire.models.mellum import mellum
 from quire.models.minicpm import minicpm
 from quire.models.minimax_m2 import minimax_m2
 from quire.models.model import Model
@@ -40,7 +40,7 @@ from quire.models.nemotron_h import layers_of, nemotron_h
 from quire.models.olmo2 import olmo2, olmo3
 from quire.models.phi3 import phi3
 from quire.models.phimoe import PUBLISHED, phimoe
-from quire.models.prediction import Has, RecordPrediction
+from quire.models.prediction import Has
 from quire.models.qwen2_moe import qwen2_moe
 from quire.models.qwen2_moe import slides as slides_in_qwen2_moe
 from quire.models.qwen3 import qwen3, qwen3_vl
@@ -54,38 +54,9 @@ from quire.models.windows import (
     every_other,
     from_max_window_layers,
 )
-from quire.program import Builder, LeftOut, Names, Program, Value
+from quire.program import Builder, Names, Program
 
 _TEXT, _COMPOSITE = "ForCausalLM", "ForConditionalGeneration"  # ends of most architectures' names
-Record = Callable[[Builder, ModelConfig, Names], Value]
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """A recording function, and the rules for reading its config.json.
-
-    `defaults` are all keys that are read, with their default values; `spelled` are the family's own names for
-    common keys, `older` names of keys that take precedence if config.json has them; `slides` tells which
-    layers have the window if `layer_types` is missing; `only` are keys that would change the mathematics in
-    unsupported ways, with the values that are accepted; `kinds` are types of layers besides attention,
-    `layers` lists those of all layers where the family has its own keys for them;
-    `left_out` tells which parts of the checkpoint are not computed, `unused` are patterns of tensors that it
-    may have and no part needs; `prediction` records the layer that predicts further tokens; `seeing` records
-    a model that takes the embeddings of images.
-    """
-
-    record: Record
-    defaults: defaults.Defaults
-    slides: Slides = lambda fields, layer: True
-    spelled: Mapping[str, str] = field(default_factory=dict)
-    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    unused: Callable[[ModelConfig], tuple[str, ...]] = lambda cfg: ()
-    older: Mapping[str, str] = field(default_factory=dict)
-    kinds: tuple[str, ...] = ()
-    layers: Callable[[Fields], tuple[str, ...]] | None = None
-    left_out: Callable[[ModelConfig], tuple[LeftOut, ...]] = lambda cfg: ()
-    prediction: RecordPrediction | None = None
-    seeing: Callable[[Builder, ModelConfig, Names, Vision], Value] | None = None
 
 
 _EXPERTS = {"num_experts": "num_local_experts"}
@@ -297,6 +268,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "GptOssForCausalLM": Family(
         gpt_oss, defaults.GPT_OSS, every_other, spelled=_EXPERTS, only={"swiglu_alpha": (1.702,)}
+    ),
+    "MellumForCausalLM": Family(
+        mellum, defaults_variations.MELLUM, lambda fields, layer: False, left_out=mtp
     ),
 }
 # Text models that only composites have, by their model_type

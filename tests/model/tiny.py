@@ -370,6 +370,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "head_dim": 6,
         "rotary_dim": 4,
     },
+    "mellum": {
+        "architectures": ["MellumForCausalLM"],
+        **_SIZES,
+        **_MOE,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "sliding_window": 20,
+        "head_dim": 6,
+        "moe_intermediate_size": 8,
+    },
     "lfm2": {
         "architectures": ["Lfm2ForCausalLM"],
         **_SIZES,

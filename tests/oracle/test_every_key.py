@@ -79,6 +79,12 @@ _NESTED = [
     {_FULL: {"rope_type": "linear", "factor": 3.0}, _SLIDING: {"rope_type": "default", "rope_theta": 50.0}},
     {_FULL: {"rope_theta": 700.0}, _SLIDING: {**_YARN, "original_max_position_embeddings": 32}},
 ]
+_NESTED_OF_MELLUM = [
+    ABSENT,
+    None,
+    {_FULL: {"type": "linear", "factor": 3.0, "rope_theta": 700.0}, _SLIDING: {"rope_theta": 50.0}},
+    {_FULL: {"rope_theta": 700.0}, _SLIDING: {**_YARN, "rope_theta": 50.0}},
+]
 _PART = {"rope_type": "proportional", "rope_theta": 90.0}
 _NESTED_OF_GEMMA4 = [
     ABSENT,
@@ -152,6 +158,8 @@ VALUES: dict[str, list[Any]] = {
     "first_k_dense_replace": [ABSENT, 0, 1, 2],
     "mlp_layer_types": [ABSENT, ["sparse", "dense", "sparse"]],
     "num_mtp_layers": [ABSENT, 0],
+    "mtp_layer_types": [ABSENT, None],
+    "mtp_mlp_layer_types": [ABSENT, None],
     "use_qk_norm": _FLAG,
     "scale_emb": [ABSENT, 2, 3.5],
     "scale_depth": [ABSENT, None, 0.7],
@@ -326,7 +334,7 @@ OF_PHIMOE: dict[str, list[Any]] = {
     "rope_scaling": [ABSENT, None, _MSCALED, {**_MSCALED, "factor": 7.0}],
     "rope_parameters": [ABSENT, {"rope_type": "default", "rope_theta": 300.0}],
 }
-WINDOWED = ("Gemma2", "Gemma3", "Gemma3n", *GEMMA4, "Cohere2", "GptOss", "Olmo3", "Exaone4")
+WINDOWED = ("Gemma2", "Gemma3", "Gemma3n", *GEMMA4, "Cohere2", "GptOss", "Olmo3", "Exaone4", "Mellum")
 LATENT = ("DeepseekV2", "DeepseekV3", "Glm4MoeLite", "MiniCPM3", "Mistral4")
 ROUTED = ("num_experts", "num_local_experts")  # further names of n_routed_experts, which no file has
 # transformers cannot do with these in a config of another family.
@@ -355,7 +363,7 @@ def sizes_of(kind: str) -> dict[str, int]:
 
 def keys_of(kind: str) -> list[str]:
     defined = [key for key in CLASSES[architecture(kind)] if key not in sizes_of(kind)]
-    older = () if kind in ("GPT2", *GEMMA4) else OLDER
+    older = () if kind in ("GPT2", "Mellum", *GEMMA4) else OLDER
     return sorted({*defined, *older, *OWN_OLDER.get(kind, ())})
 
 
@@ -384,6 +392,8 @@ def values_of(kind: str, key: str) -> list[Any]:
         return _NESTED_OF_GEMMA4
     if key == "layer_types" and kind in GEMMA4:
         return [[_FULL, _SLIDING, _FULL], [_SLIDING, _FULL, _SLIDING], ABSENT]
+    if key == "rope_parameters" and kind == "Mellum":
+        return _NESTED_OF_MELLUM
     if key == "rope_parameters" and kind == "Olmo3":
         return _NESTED
     if key == "rope_theta" and kind == "Olmo3":

@@ -490,6 +490,21 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("alpha", "HunYuanDenseV1", {"head_dim": 10, "rope_scaling": ALPHA, "attention_bias": True}),
     ("plain", "HunYuanDenseV1", {"head_dim": 8, "tie_word_embeddings": True}),
     ("experts", "HunYuanMoEV1", {"head_dim": 8, "num_experts": 6, "moe_topk": [2, 3, 1]}),
+    (
+        "ropes",
+        "Mellum",
+        {
+            **MOE,
+            "head_dim": 8,
+            "sliding_window": 9,
+            "layer_types": [SLIDING, FULL, SLIDING],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "moe_intermediate_size": 20,
+            "attention_bias": True,
+            "rope_parameters": {FULL: {**YARN, "rope_theta": 900.0}, SLIDING: {"rope_theta": 50.0}},
+        },
+    ),
+    ("unstated", "Mellum", {**MOE, "head_dim": 10, "moe_intermediate_size": 20, "norm_topk_prob": False}),
     ("inverse-layers", "GPT2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 70}),
     ("unscaled", "GPT2", {"scale_attn_weights": False, "activation_function": "relu"}),
 ]

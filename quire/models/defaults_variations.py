@@ -1,0 +1,25 @@
+"""The keys of families that differ from others in a few lines, as quire.models.defaults has them."""
+
+from __future__ import annotations
+
+from quire.models.defaults import PLAIN, Defaults
+
+_NO_OLDER_ROPE = ("rope_theta", "rope_scaling", "original_max_position_embeddings")
+MELLUM: Defaults = {
+    **{key: value for key, value in PLAIN.items() if key not in _NO_OLDER_ROPE},
+    "vocab_size": 98304,
+    "hidden_size": 2304,
+    "intermediate_size": 7168,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "attention_bias": False,
+    "sliding_window": 1024,
+    "layer_types": None,
+    "mlp_layer_types": None,
+    "moe_intermediate_size": 896,
+    "num_experts_per_tok": 8,
+    "num_experts": 64,
+    "norm_topk_prob": True,
+}
