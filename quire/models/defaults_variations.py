@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.models.defaults import PLAIN, Defaults
+from quire.models.defaults import LLAMA, PLAIN, Defaults
 
 _NO_OLDER_ROPE = ("rope_theta", "rope_scaling", "original_max_position_embeddings")
 MELLUM: Defaults = {
@@ -22,4 +22,28 @@ MELLUM: Defaults = {
     "num_experts_per_tok": 8,
     "num_experts": 64,
     "norm_topk_prob": True,
+}
+ARCEE: Defaults = {
+    **LLAMA,
+    "hidden_size": 2560,
+    "intermediate_size": 18432,
+    "hidden_act": "relu2",
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+}
+CWM: Defaults = {
+    **PLAIN,
+    "vocab_size": 128256,
+    "hidden_size": 6144,
+    "intermediate_size": 21504,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1_000_000.0,
+    "mlp_bias": False,
+    "sliding_window": 8192,
+    "layer_types": None,
 }

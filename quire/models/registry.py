@@ -22,14 +22,14 @@ from quire.models.gemma import gemma, gemma2, gemma3
 from quire.models.gemma3n import gemma3n
 from quire.models.gemma3n import unused as unused3n
 from quire.models.gemma4 import gemma4, of_shared_layers
-from quire.models.glm4 import glm4
+from quire.models.glm4 import glm, glm4
 from quire.models.gpt2 import gpt2
 from quire.models.granite import granite
 from quire.models.granite_hybrid import HYBRID, granite_hybrid
 from quire.models.hunyuan import hunyuan
 from quire.models.left_out import later_layers, mtp, usable
 from quire.models.lfm2 import CONV, lfm2
-from quire.models.llama import llama, ministral3, qwen2, qwen2_vl, rotates, seed_oss
+from quire.models.llama import arcee, cwm, llama, ministral3, qwen2, qwen2_vl, rotates, seed_oss
 from quire.models.llama4 import CHUNKED, llama4
 from quire.models.mellum import mellum
 from quire.models.minicpm import minicpm
@@ -272,6 +272,9 @@ FAMILIES: dict[str, Family] = {
     "MellumForCausalLM": Family(
         mellum, defaults_variations.MELLUM, lambda fields, layer: False, left_out=mtp
     ),
+    "GlmForCausalLM": Family(glm, defaults.GLM4),
+    "ArceeForCausalLM": Family(arcee, defaults_variations.ARCEE),
+    "CwmForCausalLM": Family(cwm, defaults_variations.CWM, lambda fields, layer: layer % 4 != 0),
 }
 # Text models that only composites have, by their model_type
 TEXTS: dict[str, Family] = {

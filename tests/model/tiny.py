@@ -381,6 +381,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "head_dim": 6,
         "moe_intermediate_size": 8,
     },
+    "glm": {"architectures": ["GlmForCausalLM"], **_SIZES, "head_dim": 8},
+    "arcee": {"architectures": ["ArceeForCausalLM"], **_SIZES, "mlp_bias": True, "rope_scaling": _YARN},
+    "cwm": {
+        "architectures": ["CwmForCausalLM"],
+        **_SIZES,
+        "sliding_window": 20,
+        "rope_scaling": _LLAMA3,
+        "num_hidden_layers": 3,
+    },
     "lfm2": {
         "architectures": ["Lfm2ForCausalLM"],
         **_SIZES,

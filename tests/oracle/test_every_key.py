@@ -315,6 +315,7 @@ OWN_OLDER = {
     "Gemma4": ("global_head_dim", "num_global_key_value_heads", "per_layer_config"),
     "Gemma4Unified": ("global_head_dim", "num_global_key_value_heads", "per_layer_config"),
     "Cohere2": ("sliding_window_pattern",),
+    "Glm": ("partial_rotary_factor",),
     "Glm4": ("partial_rotary_factor",),
     "Glm4Moe": ("partial_rotary_factor",),
     "Phi3": ("partial_rotary_factor",),
@@ -334,7 +335,7 @@ OF_PHIMOE: dict[str, list[Any]] = {
     "rope_scaling": [ABSENT, None, _MSCALED, {**_MSCALED, "factor": 7.0}],
     "rope_parameters": [ABSENT, {"rope_type": "default", "rope_theta": 300.0}],
 }
-WINDOWED = ("Gemma2", "Gemma3", "Gemma3n", *GEMMA4, "Cohere2", "GptOss", "Olmo3", "Exaone4", "Mellum")
+WINDOWED = ("Gemma2", "Gemma3", "Gemma3n", *GEMMA4, "Cohere2", "GptOss", "Olmo3", "Exaone4", "Mellum", "Cwm")
 LATENT = ("DeepseekV2", "DeepseekV3", "Glm4MoeLite", "MiniCPM3", "Mistral4")
 ROUTED = ("num_experts", "num_local_experts")  # further names of n_routed_experts, which no file has
 # transformers cannot do with these in a config of another family.
@@ -435,7 +436,7 @@ def values_of(kind: str, key: str) -> list[Any]:
         return [8, ABSENT]  # these are built for hidden_size / num_attention_heads alone
     if key == "sliding_window" and kind in WINDOWED:
         return [9, 20, ABSENT]  # they always have window layers
-    if key == "pad_token_id" and kind in ("Phi3", "SmolLM3", "Glm4"):
+    if key == "pad_token_id" and kind in ("Phi3", "SmolLM3", "Glm", "Glm4"):
         return [0, None]  # the default is beyond the vocabulary
     if key == "head_dim" and kind in NETS:
         return [8, 16, ABSENT]  # a quarter is rotated, which must be even
@@ -478,7 +479,11 @@ def consistent(kind: str, raw: dict[str, Any]) -> dict[str, Any]:
     width = raw["qk_rope_head_dim"] if kind in LATENT else width
     for scaling in (raw.get("rope_scaling"), raw.get("rope_parameters")):
         if scaling and "long_factor" in scaling:
-            part = raw.get("partial_rotary_factor", 0.5) if kind in ("Glm4", "Glm4Moe", "StableLm") else 1.0
+            part = (
+                raw.get("partial_rotary_factor", 0.5)
+                if kind in ("Glm", "Glm4", "Glm4Moe", "StableLm")
+                else 1.0
+            )
             part = raw.get("partial_rotary_factor", 1.0) if kind == "Phi3" else part
             for key in ("short_factor", "long_factor"):
                 scaling[key] = [1 + (scaling[key] - 1) * i for i in range(int(width * part) // 2)]

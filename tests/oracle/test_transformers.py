@@ -505,6 +505,10 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
         },
     ),
     ("unstated", "Mellum", {**MOE, "head_dim": 10, "moe_intermediate_size": 20, "norm_topk_prob": False}),
+    ("part", "Glm", {"head_dim": 8, "rope_scaling": {"type": "linear", "factor": 3.0}}),
+    ("no-bias", "Glm", {"head_dim": 12, "attention_bias": False, "tie_word_embeddings": True}),
+    ("no-gate", "Arcee", {"head_dim": 10, "attention_bias": True, "mlp_bias": True, "rope_scaling": YARN}),
+    ("windows", "Cwm", {"head_dim": 8, "sliding_window": 9, "mlp_bias": True}),
     ("inverse-layers", "GPT2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 70}),
     ("unscaled", "GPT2", {"scale_attn_weights": False, "activation_function": "relu"}),
 ]
