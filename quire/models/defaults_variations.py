@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.models.defaults import LLAMA, PLAIN, Defaults
+from quire.models.defaults import GRANITE, LLAMA, PLAIN, Defaults
 
 _NO_OLDER_ROPE = ("rope_theta", "rope_scaling", "original_max_position_embeddings")
 MELLUM: Defaults = {
@@ -47,3 +47,9 @@ CWM: Defaults = {
     "sliding_window": 8192,
     "layer_types": None,
 }
+GRANITE_MOE: Defaults = {
+    **{key: value for key, value in GRANITE.items() if key != "mlp_bias"},
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+}
+GRANITE_MOE_SHARED: Defaults = {**GRANITE_MOE, "shared_intermediate_size": 0}

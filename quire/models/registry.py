@@ -24,7 +24,7 @@ from quire.models.gemma3n import unused as unused3n
 from quire.models.gemma4 import gemma4, of_shared_layers
 from quire.models.glm4 import glm, glm4
 from quire.models.gpt2 import gpt2
-from quire.models.granite import granite
+from quire.models.granite import granite, granite_moe
 from quire.models.granite_hybrid import HYBRID, granite_hybrid
 from quire.models.hunyuan import hunyuan
 from quire.models.left_out import later_layers, mtp, usable
@@ -273,6 +273,10 @@ FAMILIES: dict[str, Family] = {
         mellum, defaults_variations.MELLUM, lambda fields, layer: False, left_out=mtp
     ),
     "GlmForCausalLM": Family(glm, defaults.GLM4),
+    "GraniteMoeForCausalLM": Family(granite_moe, defaults_variations.GRANITE_MOE, spelled=_EXPERTS),
+    "GraniteMoeSharedForCausalLM": Family(
+        granite_moe, defaults_variations.GRANITE_MOE_SHARED, spelled=_EXPERTS
+    ),
     "ArceeForCausalLM": Family(arcee, defaults_variations.ARCEE),
     "CwmForCausalLM": Family(cwm, defaults_variations.CWM, lambda fields, layer: layer % 4 != 0),
 }

@@ -55,6 +55,12 @@ _DELTA = {
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 3,
 }
+_MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 2.0,
+}
 _LOCAL = {"num_hidden_layers": 3, "sliding_window": 24, "query_pre_attn_scalar": 4}
 
 # name -> config.json: the families, then settings of theirs (with a "-") that change what a context means
@@ -192,10 +198,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "granite": {
         "architectures": ["GraniteForCausalLM"],
         **_SIZES,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.5,
-        "attention_multiplier": 0.3,
-        "logits_scaling": 2.0,
+        **_MULTIPLIERS,
     },
     "granite4_h": {
         "architectures": ["GraniteMoeHybridForCausalLM"],
@@ -205,10 +208,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_types": ["mamba", "attention", "mamba"],
         "num_local_experts": 4,
         "shared_intermediate_size": 12,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.5,
-        "attention_multiplier": 0.3,
-        "logits_scaling": 2.0,
+        **_MULTIPLIERS,
     },
     "falcon_h1": {
         "architectures": ["FalconH1ForCausalLM"],
@@ -389,6 +389,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 20,
         "rope_scaling": _LLAMA3,
         "num_hidden_layers": 3,
+    },
+    "granite_moe": {
+        "architectures": ["GraniteMoeForCausalLM"],
+        **_SIZES,
+        **_MULTIPLIERS,
+        "num_local_experts": 4,
+    },
+    "granite_moe_shared": {
+        "architectures": ["GraniteMoeSharedForCausalLM"],
+        **_SIZES,
+        **_MULTIPLIERS,
+        "num_local_experts": 4,
+        "shared_intermediate_size": 12,
     },
     "lfm2": {
         "architectures": ["Lfm2ForCausalLM"],

@@ -444,6 +444,8 @@ def values_of(kind: str, key: str) -> list[Any]:
         return [ABSENT, ["linear_attention", _FULL, "linear_attention"], [_FULL, _FULL, "linear_attention"]]
     if key == "layer_types" and kind == "GraniteMoeHybrid":  # theirs needs one with attention
         return [["mamba", "attention", "mamba"], [_FULL, "linear_attention", "linear_attention"]]
+    if key == "shared_intermediate_size" and kind == "GraniteMoeShared":
+        return [16, 0, ABSENT]
     if key == "num_local_experts" and kind == "GraniteMoeHybrid":
         return [8, 9, 0, ABSENT]
     if key == "layer_types" and kind == "Llama4":

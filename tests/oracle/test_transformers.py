@@ -509,6 +509,13 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("no-bias", "Glm", {"head_dim": 12, "attention_bias": False, "tie_word_embeddings": True}),
     ("no-gate", "Arcee", {"head_dim": 10, "attention_bias": True, "mlp_bias": True, "rope_scaling": YARN}),
     ("windows", "Cwm", {"head_dim": 8, "sliding_window": 9, "mlp_bias": True}),
+    ("experts", "GraniteMoe", {"num_local_experts": 6, "num_experts_per_tok": 3, **MULTIPLIERS}),
+    (
+        "shared",
+        "GraniteMoeShared",
+        {"num_local_experts": 5, "shared_intermediate_size": 28, "attention_bias": True, **MULTIPLIERS},
+    ),
+    ("alone", "GraniteMoeShared", {"num_local_experts": 5, "tie_word_embeddings": True}),
     ("inverse-layers", "GPT2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 70}),
     ("unscaled", "GPT2", {"scale_attn_weights": False, "activation_function": "relu"}),
 ]
