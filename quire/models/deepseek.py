@@ -2,7 +2,7 @@
 
 The heads' keys and values are products of one cached latent (quire.program.ops.latent). Experts are chosen
 among groups, beside shared ones that every token uses; the first layers are dense. GLM-4.5 to 4.7 have the
-router without the attention (arXiv:2508.06471), MiniCPM3 the attention without the router.
+router without the attention (arXiv:2508.06471), MiniCPM3 and Youtu-LLM the attention without the router.
 """
 
 from __future__ import annotations
@@ -60,6 +60,18 @@ def mistral4(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = Non
     interleaved, dim = cfg.flag("rope_interleave"), cfg.size("qk_rope_head_dim")
     rope = cfg.rope(given, dim=dim, interleaved=interleaved)
     return _layers(b, cfg, w, rope, pair_routing, given, query_growth(cfg, given), vision)
+
+
+def youtu(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    rope = cfg.rope(dim=cfg.size("qk_rope_head_dim"), interleaved=cfg.flag("rope_interleave"))
+    x = embed_tokens(b, cfg, w)
+    for i in range(cfg.num_hidden_layers):
+        p = w / f"model.layers.{i}"
+        h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
+        x = b.add(x, latent_attention(b, cfg, h, p / "self_attn", rope))
+        h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
+        x = b.add(x, gated_mlp(b, cfg, h, p / "mlp"))
+    return head(b, cfg, x, w)
 
 
 def minicpm3(b: Builder, cfg: ModelConfig, w: Names) -> Value:

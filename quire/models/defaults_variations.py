@@ -53,3 +53,24 @@ GRANITE_MOE: Defaults = {
     "num_experts_per_tok": 2,
 }
 GRANITE_MOE_SHARED: Defaults = {**GRANITE_MOE, "shared_intermediate_size": 0}
+AFMOE: Defaults = {
+    **PLAIN,
+    "vocab_size": 200192,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_attention_heads": 16,
+    "head_dim": 128,
+    "max_position_embeddings": 16384,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": False,
+    "sliding_window": 1024,
+    "global_attn_every_n_layers": 4,
+    "layer_types": None,
+    "num_dense_layers": 1,
+    "moe_intermediate_size": 1408,
+    "num_experts": 64,
+    "num_experts_per_tok": 6,
+    "num_shared_experts": 2,
+    "route_scale": 1.0,
+    "mup_enabled": False,
+}

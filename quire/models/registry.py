@@ -7,12 +7,22 @@ from typing import Any
 
 from quire.errors import ConfigError, did_you_mean, quoted
 from quire.models import defaults, defaults_latent, defaults_later, defaults_mamba, defaults_variations
+from quire.models.afmoe import afmoe
 from quire.models.apertus import apertus
 from quire.models.apertus import unused as unused_of_apertus
 from quire.models.cohere2 import cohere2
 from quire.models.composites import COMPOSITES
 from quire.models.config import LINEAR, SYNONYMS, ModelConfig, read_config, read_fields
-from quire.models.deepseek import deepseek_v2, deepseek_v3, glm4_moe, minicpm3, mistral4, mtp_glm4, mtp_v3
+from quire.models.deepseek import (
+    deepseek_v2,
+    deepseek_v3,
+    glm4_moe,
+    minicpm3,
+    mistral4,
+    mtp_glm4,
+    mtp_v3,
+    youtu,
+)
 from quire.models.defaults_gemma4 import GEMMA3N, GEMMA4, GEMMA4_UNIFIED
 from quire.models.ernie4_5 import ernie4_5
 from quire.models.exaone4 import exaone4
@@ -50,6 +60,7 @@ from quire.models.starcoder2 import starcoder2
 from quire.models.windows import (
     all_but_fourth,
     all_but_sixth,
+    all_but_stated,
     by_pattern,
     every_other,
     from_max_window_layers,
@@ -277,6 +288,14 @@ FAMILIES: dict[str, Family] = {
     "GraniteMoeSharedForCausalLM": Family(
         granite_moe, defaults_variations.GRANITE_MOE_SHARED, spelled=_EXPERTS
     ),
+    "AfmoeForCausalLM": Family(
+        afmoe,
+        defaults_variations.AFMOE,
+        all_but_stated,
+        only={"route_norm": (True,), "score_func": ("sigmoid",), "n_group": (1, None)},
+        older=_NO_OTHER_NAME,
+    ),
+    "YoutuForCausalLM": Family(youtu, defaults_latent.YOUTU),
     "ArceeForCausalLM": Family(arcee, defaults_variations.ARCEE),
     "CwmForCausalLM": Family(cwm, defaults_variations.CWM, lambda fields, layer: layer % 4 != 0),
 }

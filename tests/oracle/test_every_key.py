@@ -137,6 +137,11 @@ VALUES: dict[str, list[Any]] = {
     "attention_multiplier": [ABSENT, 0.1, 0.3],
     "logits_scaling": _SHARE,
     "logit_scale": _SHARE,
+    "num_shared_experts": [1, 2],
+    "route_scale": [ABSENT, 1.0, 2.5],
+    "mup_enabled": _FLAG,
+    "global_attn_every_n_layers": [ABSENT, 2, 3],
+    "embedding_initializer_range": [ABSENT, 0.5],
     "num_experts": [8, 9, ABSENT],
     "num_local_experts": [8, 9, ABSENT],
     "num_experts_per_tok": [1, 3, ABSENT],
@@ -335,8 +340,20 @@ OF_PHIMOE: dict[str, list[Any]] = {
     "rope_scaling": [ABSENT, None, _MSCALED, {**_MSCALED, "factor": 7.0}],
     "rope_parameters": [ABSENT, {"rope_type": "default", "rope_theta": 300.0}],
 }
-WINDOWED = ("Gemma2", "Gemma3", "Gemma3n", *GEMMA4, "Cohere2", "GptOss", "Olmo3", "Exaone4", "Mellum", "Cwm")
-LATENT = ("DeepseekV2", "DeepseekV3", "Glm4MoeLite", "MiniCPM3", "Mistral4")
+WINDOWED = (
+    "Gemma2",
+    "Gemma3",
+    "Gemma3n",
+    *GEMMA4,
+    "Cohere2",
+    "GptOss",
+    "Olmo3",
+    "Exaone4",
+    "Mellum",
+    "Cwm",
+    "Afmoe",
+)
+LATENT = ("DeepseekV2", "DeepseekV3", "Glm4MoeLite", "MiniCPM3", "Mistral4", "Youtu")
 ROUTED = ("num_experts", "num_local_experts")  # further names of n_routed_experts, which no file has
 # transformers cannot do with these in a config of another family.
 NOT_BESIDE = {"partial_rotary_factor", "head_dim", "rope_parameters", "rope_scaling"}
@@ -416,7 +433,7 @@ def values_of(kind: str, key: str) -> list[Any]:
         return [ABSENT]
     if kind == "Phimoe" and key in OF_PHIMOE:
         return OF_PHIMOE[key]
-    if key == "num_experts" and kind in ("Lfm2Moe", "Qwen3_5Moe", "HunYuanMoEV1"):
+    if key == "num_experts" and kind in ("Afmoe", "Lfm2Moe", "Qwen3_5Moe", "HunYuanMoEV1"):
         return [8, 9]
     if key == "num_key_value_heads" and kind in LATENT:
         return [8]  # each head has keys of its own

@@ -516,6 +516,33 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
         {"num_local_experts": 5, "shared_intermediate_size": 28, "attention_bias": True, **MULTIPLIERS},
     ),
     ("alone", "GraniteMoeShared", {"num_local_experts": 5, "tie_word_embeddings": True}),
+    (
+        "gates",
+        "Afmoe",
+        {
+            **MOE,
+            "head_dim": 10,
+            "sliding_window": 9,
+            "global_attn_every_n_layers": 3,
+            "moe_intermediate_size": 20,
+            "route_scale": 1.7,
+            "mup_enabled": True,
+            "attention_bias": True,
+        },
+    ),
+    (
+        "types",
+        "Afmoe",
+        {
+            **MOE,
+            "head_dim": 8,
+            "layer_types": [FULL, SLIDING, FULL],
+            "num_dense_layers": 2,
+            "sliding_window": 9,
+        },
+    ),
+    ("halves", "Youtu", {**LATENT, **ALL_HEADS, "q_lora_rank": 12, "rope_interleave": False}),
+    ("plain", "Youtu", {**LATENT, **ALL_HEADS, "q_lora_rank": None, "rope_scaling": DEEP}),
     ("inverse-layers", "GPT2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 70}),
     ("unscaled", "GPT2", {"scale_attn_weights": False, "activation_function": "relu"}),
 ]
