@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.models.defaults import GRANITE, LLAMA, PLAIN, Defaults
+from quire.models.defaults import COHERE2, GRANITE, LLAMA, PLAIN, Defaults
 
 _NO_OLDER_ROPE = ("rope_theta", "rope_scaling", "original_max_position_embeddings")
 MELLUM: Defaults = {
@@ -73,4 +73,29 @@ AFMOE: Defaults = {
     "num_shared_experts": 2,
     "route_scale": 1.0,
     "mup_enabled": False,
+}
+OLMO: Defaults = {
+    **{key: value for key, value in PLAIN.items() if key != "rms_norm_eps"},
+    "vocab_size": 50304,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 2048,
+    "attention_bias": False,
+}
+_COHERE2_ONLY = ("sliding_window", "sliding_window_pattern", "layer_types")
+COHERE: Defaults = {
+    **{key: value for key, value in COHERE2.items() if key not in _COHERE2_ONLY},
+    "rope_theta": 500_000.0,
+    "use_qk_norm": False,
+}
+PHI: Defaults = {
+    **PLAIN,
+    "vocab_size": 51200,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 24,
+    "hidden_act": "gelu_new",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5,
+    "qk_layernorm": False,
 }

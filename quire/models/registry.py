@@ -10,7 +10,7 @@ from quire.models import defaults, defaults_latent, defaults_later, defaults_mam
 from quire.models.afmoe import afmoe
 from quire.models.apertus import apertus
 from quire.models.apertus import unused as unused_of_apertus
-from quire.models.cohere2 import cohere2
+from quire.models.cohere2 import cohere, cohere2
 from quire.models.composites import COMPOSITES
 from quire.models.config import LINEAR, SYNONYMS, ModelConfig, read_config, read_fields
 from quire.models.deepseek import (
@@ -47,7 +47,9 @@ from quire.models.minimax_m2 import minimax_m2
 from quire.models.model import Model
 from quire.models.moe import gpt_oss, mixtral, olmoe
 from quire.models.nemotron_h import layers_of, nemotron_h
+from quire.models.olmo import olmo
 from quire.models.olmo2 import olmo2, olmo3
+from quire.models.phi import phi
 from quire.models.phi3 import phi3
 from quire.models.phimoe import PUBLISHED, phimoe
 from quire.models.prediction import Has
@@ -296,6 +298,11 @@ FAMILIES: dict[str, Family] = {
         older=_NO_OTHER_NAME,
     ),
     "YoutuForCausalLM": Family(youtu, defaults_latent.YOUTU),
+    "OlmoForCausalLM": Family(olmo, defaults_variations.OLMO, only={"clip_qkv": (None,)}),
+    "CohereForCausalLM": Family(
+        cohere, defaults_variations.COHERE, spelled={"rms_norm_eps": "layer_norm_eps"}
+    ),
+    "PhiForCausalLM": Family(phi, defaults_variations.PHI, spelled={"rms_norm_eps": "layer_norm_eps"}),
     "ArceeForCausalLM": Family(arcee, defaults_variations.ARCEE),
     "CwmForCausalLM": Family(cwm, defaults_variations.CWM, lambda fields, layer: layer % 4 != 0),
 }

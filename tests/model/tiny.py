@@ -421,6 +421,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **{key: value for key, value in _LATENT.items() if key not in _ROUTED},
         "attention_bias": True,
     },
+    "olmo": {"architectures": ["OlmoForCausalLM"], **_SIZES},
+    "cohere": {"architectures": ["CohereForCausalLM"], **_SIZES, "use_qk_norm": True},
+    "phi": {"architectures": ["PhiForCausalLM"], **_SIZES, "head_dim": 8, "qk_layernorm": True},
     "lfm2": {
         "architectures": ["Lfm2ForCausalLM"],
         **_SIZES,

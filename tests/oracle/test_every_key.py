@@ -321,6 +321,7 @@ OWN_OLDER = {
     "Gemma4Unified": ("global_head_dim", "num_global_key_value_heads", "per_layer_config"),
     "Cohere2": ("sliding_window_pattern",),
     "Glm": ("partial_rotary_factor",),
+    "Phi": ("partial_rotary_factor",),
     "Glm4": ("partial_rotary_factor",),
     "Glm4Moe": ("partial_rotary_factor",),
     "Phi3": ("partial_rotary_factor",),
@@ -463,6 +464,8 @@ def values_of(kind: str, key: str) -> list[Any]:
         return [["mamba", "attention", "mamba"], [_FULL, "linear_attention", "linear_attention"]]
     if key == "shared_intermediate_size" and kind == "GraniteMoeShared":
         return [16, 0, ABSENT]
+    if key == "tie_word_embeddings" and kind == "Phi":
+        return [ABSENT, False]  # the head has a bias
     if key == "num_local_experts" and kind == "GraniteMoeHybrid":
         return [8, 9, 0, ABSENT]
     if key == "layer_types" and kind == "Llama4":
@@ -500,7 +503,7 @@ def consistent(kind: str, raw: dict[str, Any]) -> dict[str, Any]:
         if scaling and "long_factor" in scaling:
             part = (
                 raw.get("partial_rotary_factor", 0.5)
-                if kind in ("Glm", "Glm4", "Glm4Moe", "StableLm")
+                if kind in ("Glm", "Glm4", "Glm4Moe", "Phi", "StableLm")
                 else 1.0
             )
             part = raw.get("partial_rotary_factor", 1.0) if kind == "Phi3" else part

@@ -543,6 +543,12 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("halves", "Youtu", {**LATENT, **ALL_HEADS, "q_lora_rank": 12, "rope_interleave": False}),
     ("plain", "Youtu", {**LATENT, **ALL_HEADS, "q_lora_rank": None, "rope_scaling": DEEP}),
+    ("scaled", "Olmo", {"rope_scaling": {"type": "linear", "factor": 2.0}, "attention_bias": True}),
+    ("plain", "Cohere", {"logit_scale": 0.3, "attention_bias": True}),
+    ("by-head", "Cohere", {"use_qk_norm": True, "tie_word_embeddings": False, "layer_norm_eps": 1e-3}),
+    ("one-head", "Cohere", {"use_qk_norm": True, "num_key_value_heads": 1}),
+    ("plain", "Phi", {}),
+    ("normed", "Phi", {"qk_layernorm": True, "partial_rotary_factor": 0.25}),
     ("inverse-layers", "GPT2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 70}),
     ("unscaled", "GPT2", {"scale_attn_weights": False, "activation_function": "relu"}),
 ]
