@@ -99,3 +99,28 @@ PHI: Defaults = {
     "partial_rotary_factor": 0.5,
     "qk_layernorm": False,
 }
+NEMOTRON: Defaults = {
+    **LLAMA,
+    "vocab_size": 256000,
+    "hidden_size": 6144,
+    "intermediate_size": 24576,
+    "num_attention_heads": 48,
+    "hidden_act": "relu2",
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5,
+}
+GPT_NEOX: Defaults = {
+    **{key: value for key, value in PLAIN.items() if key not in ("head_dim", "num_key_value_heads")},
+    "vocab_size": 50432,
+    "hidden_size": 6144,
+    "intermediate_size": 24576,
+    "num_hidden_layers": 44,
+    "num_attention_heads": 64,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.25,
+    "attention_bias": True,
+    "use_parallel_residual": True,
+}

@@ -6,7 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quire.errors import ConfigError, did_you_mean, quoted
-from quire.models import defaults, defaults_latent, defaults_later, defaults_mamba, defaults_variations
+from quire.models import (
+    defaults,
+    defaults_latent,
+    defaults_later,
+    defaults_mamba,
+    defaults_variations,
+    spelled,
+)
 from quire.models.afmoe import afmoe
 from quire.models.apertus import apertus
 from quire.models.apertus import unused as unused_of_apertus
@@ -34,6 +41,8 @@ from quire.models.gemma3n import unused as unused3n
 from quire.models.gemma4 import gemma4, of_shared_layers
 from quire.models.glm4 import glm, glm4
 from quire.models.gpt2 import gpt2
+from quire.models.gpt_neox import gpt_neox
+from quire.models.gpt_neox import unused as unused_of_neox
 from quire.models.granite import granite, granite_moe
 from quire.models.granite_hybrid import HYBRID, granite_hybrid
 from quire.models.hunyuan import hunyuan
@@ -46,6 +55,7 @@ from quire.models.minicpm import minicpm
 from quire.models.minimax_m2 import minimax_m2
 from quire.models.model import Model
 from quire.models.moe import gpt_oss, mixtral, olmoe
+from quire.models.nemotron import nemotron
 from quire.models.nemotron_h import layers_of, nemotron_h
 from quire.models.olmo import olmo
 from quire.models.olmo2 import olmo2, olmo3
@@ -74,28 +84,6 @@ _TEXT, _COMPOSITE = "ForCausalLM", "ForConditionalGeneration"  # ends of most ar
 
 _EXPERTS = {"num_experts": "num_local_experts"}
 _GELU = {"hidden_act": "hidden_activation"}
-_GPT2 = {
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "max_position_embeddings": "n_positions",
-    "intermediate_size": "n_inner",
-    "hidden_act": "activation_function",
-    "rms_norm_eps": "layer_norm_epsilon",
-}
-_NEMOTRON = {
-    "hidden_act": "mlp_hidden_act",
-    "rms_norm_eps": "layer_norm_epsilon",
-    "num_experts": "n_routed_experts",
-}
-_NEMOTRON_OLDER = {
-    "layers_block_type": "layer_types",
-    "num_experts": "num_local_experts",
-    "n_groups": "mamba_n_groups",
-    "conv_kernel": "mamba_d_conv",
-    "time_step_min": "mamba_dt_min",
-    "use_conv_bias": "mamba_conv_bias",
-}
 _ROUTED = {"num_experts": "n_routed_experts"}
 _EVERY_LAYER = {"moe_layer_freq": (1,)}
 _NO_OTHER_NAME = {"num_experts": "num_experts"}  # num_local_experts means nothing there
@@ -173,7 +161,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "Cohere2ForCausalLM": Family(cohere2, defaults.COHERE2, by_pattern, {"rms_norm_eps": "layer_norm_eps"}),
     "Glm4ForCausalLM": Family(glm4, defaults.GLM4),
-    "GPT2LMHeadModel": Family(gpt2, defaults.GPT2, spelled=_GPT2, only={"add_cross_attention": (False,)}),
+    "GPT2LMHeadModel": Family(
+        gpt2, defaults.GPT2, spelled=spelled.GPT2, only={"add_cross_attention": (False,)}
+    ),
     "Lfm2ForCausalLM": Family(
         lfm2,
         defaults.LFM2,
@@ -241,8 +231,8 @@ FAMILIES: dict[str, Family] = {
     "NemotronHForCausalLM": Family(
         nemotron_h,
         defaults_mamba.NEMOTRON_H,
-        spelled=_NEMOTRON,
-        older=_NEMOTRON_OLDER,
+        spelled=spelled.NEMOTRON,
+        older=spelled.NEMOTRON_OLDER,
         layers=layers_of,
         left_out=mtp,
     ),
@@ -303,6 +293,12 @@ FAMILIES: dict[str, Family] = {
         cohere, defaults_variations.COHERE, spelled={"rms_norm_eps": "layer_norm_eps"}
     ),
     "PhiForCausalLM": Family(phi, defaults_variations.PHI, spelled={"rms_norm_eps": "layer_norm_eps"}),
+    "NemotronForCausalLM": Family(
+        nemotron, defaults_variations.NEMOTRON, spelled={"rms_norm_eps": "norm_eps"}
+    ),
+    "GPTNeoXForCausalLM": Family(
+        gpt_neox, defaults_variations.GPT_NEOX, spelled=spelled.GPT_NEOX, unused=unused_of_neox
+    ),
     "ArceeForCausalLM": Family(arcee, defaults_variations.ARCEE),
     "CwmForCausalLM": Family(cwm, defaults_variations.CWM, lambda fields, layer: layer % 4 != 0),
 }

@@ -232,6 +232,13 @@ def rope_factors(config: dict[str, Any]) -> Arrays:
 # Families whose GGUF files are refused, or whose files are read as those of a family that computes the same.
 NOT_IN_GGUF = {"Mistral4ForCausalLM", "Glm4MoeLiteForCausalLM", "Gemma4UnifiedForCausalLM"}
 NOT_IN_GGUF |= {"ApertusForCausalLM"}
+NOT_IN_GGUF |= {
+    f"{name}ForCausalLM"
+    for name in (
+        *("Afmoe", "Arcee", "Cohere", "Cwm", "GPTNeoX", "Glm", "GraniteMoe", "GraniteMoeShared", "Mellum"),
+        *("Nemotron", "Olmo", "Phi", "Youtu"),
+    )
+}
 # Not compared with a checkpoint: there is none.
 WITHOUT_CHECKPOINT = {"qwen2vl", "qwen3vl", "qwen3vlmoe", "mistral3", "lfm2moe", "nemotron_h"}
 WITHOUT_CHECKPOINT |= {"exaone4", "hunyuan-dense", "seed_oss"}

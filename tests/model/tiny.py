@@ -424,6 +424,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "olmo": {"architectures": ["OlmoForCausalLM"], **_SIZES},
     "cohere": {"architectures": ["CohereForCausalLM"], **_SIZES, "use_qk_norm": True},
     "phi": {"architectures": ["PhiForCausalLM"], **_SIZES, "head_dim": 8, "qk_layernorm": True},
+    "nemotron": {"architectures": ["NemotronForCausalLM"], **_SIZES, "head_dim": 8, "mlp_bias": True},
+    "gpt_neox": {"architectures": ["GPTNeoXForCausalLM"], **_SIZES, "rotary_pct": 0.5},
     "lfm2": {
         "architectures": ["Lfm2ForCausalLM"],
         **_SIZES,

@@ -137,6 +137,10 @@ VALUES: dict[str, list[Any]] = {
     "attention_multiplier": [ABSENT, 0.1, 0.3],
     "logits_scaling": _SHARE,
     "logit_scale": _SHARE,
+    "rotary_pct": [0.5, 1.0],
+    "rotary_emb_base": [ABSENT, 500.0],
+    "is_decoder": _FLAG,
+    "classifier_dropout": [ABSENT, 0.5],
     "num_shared_experts": [1, 2],
     "route_scale": [ABSENT, 1.0, 2.5],
     "mup_enabled": _FLAG,
@@ -321,6 +325,8 @@ OWN_OLDER = {
     "Gemma4Unified": ("global_head_dim", "num_global_key_value_heads", "per_layer_config"),
     "Cohere2": ("sliding_window_pattern",),
     "Glm": ("partial_rotary_factor",),
+    "Nemotron": ("partial_rotary_factor",),
+    "GPTNeoX": ("rotary_pct", "rotary_emb_base"),
     "Phi": ("partial_rotary_factor",),
     "Glm4": ("partial_rotary_factor",),
     "Glm4Moe": ("partial_rotary_factor",),
@@ -450,7 +456,7 @@ def values_of(kind: str, key: str) -> list[Any]:
         return [ABSENT, False]  # theirs never divides by the sum
     if key == "head_dim" and kind in LATENT:
         return [ABSENT]  # an older name of qk_rope_head_dim, or without effect
-    if key == "head_dim" and kind in ("Phi3", "Olmo2", "Olmo3", "Olmoe", "StableLm"):
+    if key == "head_dim" and kind in ("GPTNeoX", "Phi3", "Olmo2", "Olmo3", "Olmoe", "StableLm"):
         return [8, ABSENT]  # these are built for hidden_size / num_attention_heads alone
     if key == "sliding_window" and kind in WINDOWED:
         return [9, 20, ABSENT]  # they always have window layers
@@ -503,7 +509,7 @@ def consistent(kind: str, raw: dict[str, Any]) -> dict[str, Any]:
         if scaling and "long_factor" in scaling:
             part = (
                 raw.get("partial_rotary_factor", 0.5)
-                if kind in ("Glm", "Glm4", "Glm4Moe", "Phi", "StableLm")
+                if kind in ("Glm", "Glm4", "Glm4Moe", "Nemotron", "Phi", "StableLm")
                 else 1.0
             )
             part = raw.get("partial_rotary_factor", 1.0) if kind == "Phi3" else part

@@ -549,6 +549,19 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("one-head", "Cohere", {"use_qk_norm": True, "num_key_value_heads": 1}),
     ("plain", "Phi", {}),
     ("normed", "Phi", {"qk_layernorm": True, "partial_rotary_factor": 0.25}),
+    ("biases", "Nemotron", {"head_dim": 12, "attention_bias": True, "mlp_bias": True}),
+    ("plain", "Nemotron", {"partial_rotary_factor": 1.0, "hidden_act": "silu", "norm_eps": 1e-3}),
+    ("beside", "GPTNeoX", {"rotary_pct": 0.5, "rotary_emb_base": 500.0}),
+    (
+        "after",
+        "GPTNeoX",
+        {
+            "use_parallel_residual": False,
+            "rotary_pct": 1.0,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+        },
+    ),
     ("inverse-layers", "GPT2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 70}),
     ("unscaled", "GPT2", {"scale_attn_weights": False, "activation_function": "relu"}),
 ]
