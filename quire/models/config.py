@@ -205,12 +205,19 @@ def read_config(
         head_dim=Fields({"head_dim": hidden // heads if dim is None else dim}).size("head_dim", MAX_HEAD_DIM),
         intermediate_size=fields.optional_size("intermediate_size") or 4 * hidden,
         max_position_embeddings=fields.size("max_position_embeddings"),
-        norm_eps=fields.number("rms_norm_eps", 1e-20, 1),  # the smallest float32 is 1e-45
+        norm_eps=_norm_eps(fields),
         hidden_act=act,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         layer_types=listed or _layer_types(fields, layers, slides, kinds),
         sliding_window=fields.optional_size("sliding_window"),
     )
+
+
+def _norm_eps(fields: Fields) -> float:
+    """Return the epsilon of norms; a family whose config.json has none has its own."""
+    if "rms_norm_eps" not in fields.values:
+        return 1e-5
+    return fields.number("rms_norm_eps", 1e-20, 1)  # the smallest float32 is 1e-45
 
 
 def _layer_types(fields: Fields, layers: int, slides: Slides, kinds: tuple[str, ...]) -> tuple[str, ...]:

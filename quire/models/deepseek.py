@@ -2,7 +2,7 @@
 
 The heads' keys and values are products of one cached latent (quire.program.ops.latent). Experts are chosen
 among groups, beside shared ones that every token uses; the first layers are dense. GLM-4.5 to 4.7 have the
-router without the attention (arXiv:2508.06471), MiniCPM3 the attention without the router.
+router without the attention (arXiv:2508.06471), MiniCPM3 and Youtu-LLM the attention without the router.
 """
 
 from __future__ import annotations
@@ -11,11 +11,17 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire.errors import ConfigError, quoted
 from quire.images.vision import Vision
 from quire.models.config import ModelConfig
 from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, query_growth, rotate
-from quire.models.moe import biased_routing, expert_stack, fused_experts, grouped, pair_routing
+from quire.models.moe import (
+    biased_routing,
+    expert_stack,
+    fused_experts,
+    grouped,
+    listed_sparse,
+    pair_routing,
+)
 from quire.models.prediction import Has, joined, shared_head
 from quire.models.tower import place_images
 from quire.program import Builder, Names, Program, Rows, Value, WeightSpec
@@ -54,6 +60,18 @@ def mistral4(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = Non
     interleaved, dim = cfg.flag("rope_interleave"), cfg.size("qk_rope_head_dim")
     rope = cfg.rope(given, dim=dim, interleaved=interleaved)
     return _layers(b, cfg, w, rope, pair_routing, given, query_growth(cfg, given), vision)
+
+
+def youtu(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    rope = cfg.rope(dim=cfg.size("qk_rope_head_dim"), interleaved=cfg.flag("rope_interleave"))
+    x = embed_tokens(b, cfg, w)
+    for i in range(cfg.num_hidden_layers):
+        p = w / f"model.layers.{i}"
+        h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
+        x = b.add(x, latent_attention(b, cfg, h, p / "self_attn", rope))
+        h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
+        x = b.add(x, gated_mlp(b, cfg, h, p / "mlp"))
+    return head(b, cfg, x, w)
 
 
 def minicpm3(b: Builder, cfg: ModelConfig, w: Names) -> Value:
@@ -175,13 +193,8 @@ def mixture(b: Builder, cfg: ModelConfig, h: Value, p: Names, routing: Router) -
 
 def is_sparse(cfg: ModelConfig, layer: int) -> bool:
     """Return True for layers with experts."""
-    types = cfg.get("mlp_layer_types")
-    if types is None:
-        return layer >= (cfg.number("first_k_dense_replace") if "first_k_dense_replace" in cfg.values else 1)
-    if not isinstance(types, list) or layer >= len(types) or types[layer] not in ("dense", "sparse"):
-        problem = f"mlp_layer_types = {quoted(types)} does not say dense or sparse of each layer"
-        raise ConfigError(f"config.json: {problem}")
-    return bool(types[layer] == "sparse")
+    num_dense = cfg.number("first_k_dense_replace") if "first_k_dense_replace" in cfg.values else 1
+    return listed_sparse(cfg, layer, otherwise=layer >= num_dense)
 
 
 def latent_attention(

@@ -111,3 +111,14 @@ MISTRAL4: Defaults = {
     "moe_intermediate_size": 2048,
     "routed_scaling_factor": 1.0,
 }
+YOUTU: Defaults = {
+    **_PLAIN_LATENT,
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "rope_interleave": True,
+}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from quire.errors import ConfigError, quoted
 from quire.models.config import FULL, LINEAR, SLIDING, ModelConfig
+from quire.models.granite import experts_and_shared
 from quire.models.layers import embed_tokens, head, project_qkv, rotate
 from quire.models.mamba import MAMBA, mixer, mixer_of
-from quire.program import Builder, Names, Rows, Value, WeightSpec
-from quire.program.ops.experts import ExpertWeights, Routing
+from quire.program import Builder, Names, Value
 
 ATTENTION = "attention"  # the older name of full attention
 HYBRID = (MAMBA, LINEAR, ATTENTION)
@@ -22,10 +22,7 @@ def granite_hybrid(b: Builder, cfg: ModelConfig, w: Names) -> Value:
         h = mamba(b, cfg, h, p / "mamba") if kinds[i] in (MAMBA, LINEAR) else _attention(b, cfg, h, p)
         x = b.add(x, b.scale(h, residual))
         h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
-        mixed = _shared_mlp(b, cfg, h, p / "shared_mlp")
-        if cfg.get("num_experts") != 0:
-            mixed = b.add(_experts(b, cfg, h, p / "block_sparse_moe"), mixed)
-        x = b.add(x, b.scale(mixed, residual))
+        x = b.add(x, b.scale(experts_and_shared(b, cfg, h, p), residual))
     return b.scale(head(b, cfg, x, w), 1.0 / cfg.positive("logits_scaling"))
 
 
@@ -56,27 +53,3 @@ def _attention(b: Builder, cfg: ModelConfig, h: Value, layer: Names) -> Value:
         q, k = rotate(b, q, k, cfg.rope())
     h = b.attention(q, k, v, scale=cfg.number("attention_multiplier"))
     return b.linear(h, p / "o_proj", cfg.hidden_size, bias=bias)
-
-
-def _shared_mlp(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
-    inner = cfg.size("shared_intermediate_size")
-    packed = b.linear(h, p / "input_linear", 2 * inner)
-    gate, up = b.slice(packed, 0, inner), b.slice(packed, inner, inner)
-    return b.linear(b.gated_activation(gate, up, cfg.hidden_act), p / "output_linear", cfg.hidden_size)
-
-
-def _experts(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
-    """Mix experts stored in one tensor each for all gates and ups, and for all downs."""
-    count, hidden, inner = cfg.num_experts, cfg.hidden_size, cfg.intermediate_size
-    stored = (p / "input_linear.weight",)
-
-    def half(name: str, first: int) -> WeightSpec:
-        rows = Rows(2 * inner, ((first, inner),))
-        return WeightSpec(p / name, (count, inner, hidden), stored, rows=rows, quantizable=True)
-
-    name = p / "output_linear.weight"
-    down = WeightSpec(name, (count, hidden, inner), (name,), quantizable=True)
-    experts = ExpertWeights(half("gate", 0), half("up", inner), down)
-    routing = Routing(cfg.size("num_experts_per_tok"), normalized=True)
-    scores = b.linear(h, p / "router.layer", count)
-    return b.experts(h, scores, experts, routing=routing, activation=cfg.hidden_act)

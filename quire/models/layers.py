@@ -51,6 +51,19 @@ def gated_mlp(
     return b.linear(inner, p / "down_proj", cfg.hidden_size, bias=bias)
 
 
+def plain_mlp(
+    b: Builder,
+    cfg: ModelConfig,
+    h: Value,
+    p: Names,
+    bias: bool,
+    names: tuple[str, str] = ("up_proj", "down_proj"),
+) -> Value:
+    """Return down(activation(up h)), of an MLP without gate."""
+    inner = b.activation(b.linear(h, p / names[0], cfg.intermediate_size, bias=bias), cfg.hidden_act)
+    return b.linear(inner, p / names[1], cfg.hidden_size, bias=bias)
+
+
 def packed_gated_mlp(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
     """Return the same with gate and up in one matrix, gate first."""
     packed = b.linear(h, p / "gate_up_proj", 2 * cfg.intermediate_size)

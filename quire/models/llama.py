@@ -1,20 +1,22 @@
 """Llama 1, 2, 3 (arXiv:2302.13971, 2307.09288, 2407.21783), Mistral (2310.06825), Ministral 3, Qwen2
-(2407.10671) and the text model of Qwen2-VL (2409.12191), SmolLM3 and Seed-OSS: pre-norm blocks of attention
-and a gated MLP, which differ in biases, windows and rope.
+(2407.10671) and the text model of Qwen2-VL (2409.12191), SmolLM3, Seed-OSS, CWM (2510.02387) and Arcee:
+pre-norm blocks of attention and a gated MLP, which differ in biases, windows and rope; Arcee's has no gate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.errors import ConfigError
 from quire.images.vision import Vision
 from quire.models.config import Fields, ModelConfig
-from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, query_growth, rotate
+from quire.models.layers import embed_tokens, gated_mlp, head, plain_mlp, project_qkv, query_growth, rotate
 from quire.models.tower import place_images
 from quire.models.vision import by_place
 from quire.program import Builder, Names, Value
+
+Mlp = Callable[[Builder, ModelConfig, Value, Names, bool], Value]
 
 
 def llama(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
@@ -29,6 +31,26 @@ def seed_oss(b: Builder, cfg: ModelConfig, w: Names) -> Value:
 
 def qwen2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     return _decoder(b, cfg, w, qkv_bias=True, out_bias=False)
+
+
+def arcee(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    bias = cfg.flag("attention_bias")
+    return _decoder(b, cfg, w, qkv_bias=bias, out_bias=bias, mlp=plain_mlp)
+
+
+# Default rope parameters of CWM.
+_CWM_LLAMA3 = {
+    "rope_theta": 1_000_000.0,
+    "rope_type": "llama3",
+    "factor": 16.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def cwm(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    return _decoder(b, cfg, w, given=cfg.rope_parameters() or _CWM_LLAMA3)
 
 
 _SECTIONS = (16, 24, 24)  # of Qwen2-VL
@@ -69,6 +91,7 @@ def _decoder(
     grows: bool = False,
     vision: Vision | None = None,
     sections: tuple[int, ...] = (),
+    mlp: Mlp = gated_mlp,
 ) -> Value:
     """Record the layers, with the rope parameters `given` or those of config.json.
 
@@ -92,7 +115,7 @@ def _decoder(
         h = b.attention(q, k, v, window=cfg.window(i))
         x = b.add(x, b.linear(h, p / "self_attn.o_proj", cfg.hidden_size, bias=out_bias))
         h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
-        x = b.add(x, gated_mlp(b, cfg, h, p / "mlp", bias=cfg.flag("mlp_bias")))
+        x = b.add(x, mlp(b, cfg, h, p / "mlp", cfg.flag("mlp_bias")))
     return head(b, cfg, x, w)
 
 

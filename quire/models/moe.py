@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, TypedDict
 
+from quire.errors import ConfigError, quoted
 from quire.models.config import ModelConfig
 from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, rotate
 from quire.program import Builder, Names, Rows, Value, WeightSpec
@@ -100,6 +101,17 @@ def is_sparse(cfg: ModelConfig, layer: int) -> bool:
     if not cfg.get("num_experts") or layer in cfg.integers("mlp_only_layers"):
         return False
     return (layer + 1) % cfg.size("decoder_sparse_step") == 0
+
+
+def listed_sparse(cfg: ModelConfig, layer: int, otherwise: bool) -> bool:
+    """Return True for a layer that mlp_layer_types calls sparse; without this list, `otherwise`."""
+    types = cfg.get("mlp_layer_types")
+    if types is None:
+        return otherwise
+    if not isinstance(types, list) or layer >= len(types) or types[layer] not in ("dense", "sparse"):
+        problem = f"mlp_layer_types = {quoted(types)} does not say dense or sparse of each layer"
+        raise ConfigError(f"config.json: {problem}")
+    return bool(types[layer] == "sparse")
 
 
 def gated_shared_expert(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:

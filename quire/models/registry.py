@@ -6,13 +6,27 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quire.errors import ConfigError, did_you_mean, quoted
-from quire.models import defaults, defaults_latent, defaults_later, defaults_mamba
+from quire.models import (
+    defaults,
+    defaults_latent,
+    defaults_later,
+    defaults_mamba,
+    spelled,
+)
 from quire.models.apertus import apertus
 from quire.models.apertus import unused as unused_of_apertus
 from quire.models.cohere2 import cohere2
 from quire.models.composites import COMPOSITES
 from quire.models.config import LINEAR, SYNONYMS, ModelConfig, read_config, read_fields
-from quire.models.deepseek import deepseek_v2, deepseek_v3, glm4_moe, minicpm3, mistral4, mtp_glm4, mtp_v3
+from quire.models.deepseek import (
+    deepseek_v2,
+    deepseek_v3,
+    glm4_moe,
+    minicpm3,
+    mistral4,
+    mtp_glm4,
+    mtp_v3,
+)
 from quire.models.defaults_gemma4 import GEMMA3N, GEMMA4, GEMMA4_UNIFIED
 from quire.models.ernie4_5 import ernie4_5
 from quire.models.exaone4 import exaone4
@@ -47,6 +61,7 @@ from quire.models.qwen3_next import qwen3_5, qwen3_next, qwen_prediction
 from quire.models.recent import RECENT
 from quire.models.stablelm import stablelm
 from quire.models.starcoder2 import starcoder2
+from quire.models.variations import VARIATIONS
 from quire.models.windows import (
     all_but_fourth,
     all_but_sixth,
@@ -57,30 +72,9 @@ from quire.models.windows import (
 from quire.program import Builder, Names, Program
 
 _TEXT, _COMPOSITE = "ForCausalLM", "ForConditionalGeneration"  # ends of most architectures' names
+
 _EXPERTS = {"num_experts": "num_local_experts"}
 _GELU = {"hidden_act": "hidden_activation"}
-_GPT2 = {
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "max_position_embeddings": "n_positions",
-    "intermediate_size": "n_inner",
-    "hidden_act": "activation_function",
-    "rms_norm_eps": "layer_norm_epsilon",
-}
-_NEMOTRON = {
-    "hidden_act": "mlp_hidden_act",
-    "rms_norm_eps": "layer_norm_epsilon",
-    "num_experts": "n_routed_experts",
-}
-_NEMOTRON_OLDER = {
-    "layers_block_type": "layer_types",
-    "num_experts": "num_local_experts",
-    "n_groups": "mamba_n_groups",
-    "conv_kernel": "mamba_d_conv",
-    "time_step_min": "mamba_dt_min",
-    "use_conv_bias": "mamba_conv_bias",
-}
 _ROUTED = {"num_experts": "n_routed_experts"}
 _EVERY_LAYER = {"moe_layer_freq": (1,)}
 _NO_OTHER_NAME = {"num_experts": "num_experts"}  # num_local_experts means nothing there
@@ -158,7 +152,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "Cohere2ForCausalLM": Family(cohere2, defaults.COHERE2, by_pattern, {"rms_norm_eps": "layer_norm_eps"}),
     "Glm4ForCausalLM": Family(glm4, defaults.GLM4),
-    "GPT2LMHeadModel": Family(gpt2, defaults.GPT2, spelled=_GPT2, only={"add_cross_attention": (False,)}),
+    "GPT2LMHeadModel": Family(
+        gpt2, defaults.GPT2, spelled=spelled.GPT2, only={"add_cross_attention": (False,)}
+    ),
     "Lfm2ForCausalLM": Family(
         lfm2,
         defaults.LFM2,
@@ -228,8 +224,8 @@ FAMILIES: dict[str, Family] = {
     "NemotronHForCausalLM": Family(
         nemotron_h,
         defaults_mamba.NEMOTRON_H,
-        spelled=_NEMOTRON,
-        older=_NEMOTRON_OLDER,
+        spelled=spelled.NEMOTRON,
+        older=spelled.NEMOTRON_OLDER,
         layers=layers_of,
         left_out=mtp,
     ),
@@ -270,6 +266,7 @@ FAMILIES: dict[str, Family] = {
         gpt_oss, defaults.GPT_OSS, every_other, spelled=_EXPERTS, only={"swiglu_alpha": (1.702,)}
     ),
     **RECENT,
+    **VARIATIONS,
 }
 # Text models that only composites have, by their model_type
 TEXTS: dict[str, Family] = {

@@ -24,3 +24,8 @@ def by_pattern(fields: Fields, layer: int) -> bool:
 
 def from_max_window_layers(fields: Fields, layer: int) -> bool:
     return fields.get("max_window_layers") == 0 or layer >= fields.size("max_window_layers")
+
+
+def all_but_stated(fields: Fields, layer: int) -> bool:
+    """Return True for window layers: all but every global_attn_every_n_layers-th."""
+    return (layer + 1) % fields.size("global_attn_every_n_layers") != 0

@@ -55,6 +55,12 @@ _DELTA = {
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 3,
 }
+_MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 2.0,
+}
 _LOCAL = {"num_hidden_layers": 3, "sliding_window": 24, "query_pre_attn_scalar": 4}
 
 # name -> config.json: the families, then settings of theirs (with a "-") that change what a context means
@@ -192,10 +198,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "granite": {
         "architectures": ["GraniteForCausalLM"],
         **_SIZES,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.5,
-        "attention_multiplier": 0.3,
-        "logits_scaling": 2.0,
+        **_MULTIPLIERS,
     },
     "granite4_h": {
         "architectures": ["GraniteMoeHybridForCausalLM"],
@@ -205,10 +208,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_types": ["mamba", "attention", "mamba"],
         "num_local_experts": 4,
         "shared_intermediate_size": 12,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.5,
-        "attention_multiplier": 0.3,
-        "logits_scaling": 2.0,
+        **_MULTIPLIERS,
     },
     "falcon_h1": {
         "architectures": ["FalconH1ForCausalLM"],
@@ -370,6 +370,62 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "head_dim": 6,
         "rotary_dim": 4,
     },
+    "mellum": {
+        "architectures": ["MellumForCausalLM"],
+        **_SIZES,
+        **_MOE,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "sliding_window": 20,
+        "head_dim": 6,
+        "moe_intermediate_size": 8,
+    },
+    "glm": {"architectures": ["GlmForCausalLM"], **_SIZES, "head_dim": 8},
+    "arcee": {"architectures": ["ArceeForCausalLM"], **_SIZES, "mlp_bias": True, "rope_scaling": _YARN},
+    "cwm": {
+        "architectures": ["CwmForCausalLM"],
+        **_SIZES,
+        "sliding_window": 20,
+        "rope_scaling": _LLAMA3,
+        "num_hidden_layers": 3,
+    },
+    "granite_moe": {
+        "architectures": ["GraniteMoeForCausalLM"],
+        **_SIZES,
+        **_MULTIPLIERS,
+        "num_local_experts": 4,
+    },
+    "granite_moe_shared": {
+        "architectures": ["GraniteMoeSharedForCausalLM"],
+        **_SIZES,
+        **_MULTIPLIERS,
+        "num_local_experts": 4,
+        "shared_intermediate_size": 12,
+    },
+    "afmoe": {
+        "architectures": ["AfmoeForCausalLM"],
+        **_SIZES,
+        **_MOE,
+        "head_dim": 6,
+        "num_hidden_layers": 3,
+        "sliding_window": 20,
+        "global_attn_every_n_layers": 2,
+        "moe_intermediate_size": 8,
+        "num_shared_experts": 1,
+        "route_scale": 1.8,
+        "mup_enabled": True,
+    },
+    "youtu": {
+        "architectures": ["YoutuForCausalLM"],
+        **{key: value for key, value in _LATENT.items() if key not in _ROUTED},
+        "attention_bias": True,
+    },
+    "olmo": {"architectures": ["OlmoForCausalLM"], **_SIZES},
+    "cohere": {"architectures": ["CohereForCausalLM"], **_SIZES, "use_qk_norm": True},
+    "phi": {"architectures": ["PhiForCausalLM"], **_SIZES, "head_dim": 8, "qk_layernorm": True},
+    "nemotron": {"architectures": ["NemotronForCausalLM"], **_SIZES, "head_dim": 8, "mlp_bias": True},
+    "gpt_neox": {"architectures": ["GPTNeoXForCausalLM"], **_SIZES, "rotary_pct": 0.5},
     "lfm2": {
         "architectures": ["Lfm2ForCausalLM"],
         **_SIZES,

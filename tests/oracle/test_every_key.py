@@ -79,6 +79,12 @@ _NESTED = [
     {_FULL: {"rope_type": "linear", "factor": 3.0}, _SLIDING: {"rope_type": "default", "rope_theta": 50.0}},
     {_FULL: {"rope_theta": 700.0}, _SLIDING: {**_YARN, "original_max_position_embeddings": 32}},
 ]
+_NESTED_OF_MELLUM = [
+    ABSENT,
+    None,
+    {_FULL: {"type": "linear", "factor": 3.0, "rope_theta": 700.0}, _SLIDING: {"rope_theta": 50.0}},
+    {_FULL: {"rope_theta": 700.0}, _SLIDING: {**_YARN, "rope_theta": 50.0}},
+]
 _PART = {"rope_type": "proportional", "rope_theta": 90.0}
 _NESTED_OF_GEMMA4 = [
     ABSENT,
@@ -131,6 +137,15 @@ VALUES: dict[str, list[Any]] = {
     "attention_multiplier": [ABSENT, 0.1, 0.3],
     "logits_scaling": _SHARE,
     "logit_scale": _SHARE,
+    "rotary_pct": [0.5, 1.0],
+    "rotary_emb_base": [ABSENT, 500.0],
+    "is_decoder": _FLAG,
+    "classifier_dropout": [ABSENT, 0.5],
+    "num_shared_experts": [1, 2],
+    "route_scale": [ABSENT, 1.0, 2.5],
+    "mup_enabled": _FLAG,
+    "global_attn_every_n_layers": [ABSENT, 2, 3],
+    "embedding_initializer_range": [ABSENT, 0.5],
     "num_experts": [8, 9, ABSENT],
     "num_local_experts": [8, 9, ABSENT],
     "num_experts_per_tok": [1, 3, ABSENT],
@@ -152,6 +167,8 @@ VALUES: dict[str, list[Any]] = {
     "first_k_dense_replace": [ABSENT, 0, 1, 2],
     "mlp_layer_types": [ABSENT, ["sparse", "dense", "sparse"]],
     "num_mtp_layers": [ABSENT, 0],
+    "mtp_layer_types": [ABSENT, None],
+    "mtp_mlp_layer_types": [ABSENT, None],
     "use_qk_norm": _FLAG,
     "scale_emb": [ABSENT, 2, 3.5],
     "scale_depth": [ABSENT, None, 0.7],
@@ -370,6 +387,10 @@ OWN_OLDER = {
     "Cohere2": ("sliding_window_pattern",),
     "Cohere2Moe": ("rope_parameters", "first_k_dense_replace"),
     "MiMoV2Flash": ("sliding_window_size",),
+    "Glm": ("partial_rotary_factor",),
+    "Nemotron": ("partial_rotary_factor",),
+    "GPTNeoX": ("rotary_pct", "rotary_emb_base"),
+    "Phi": ("partial_rotary_factor",),
     "Glm4": ("partial_rotary_factor",),
     "Glm4Moe": ("partial_rotary_factor",),
     "Phi3": ("partial_rotary_factor",),
@@ -381,7 +402,7 @@ OWN_OLDER = {
     "StableLm": ("partial_rotary_factor",),
 }
 GEMMA4 = ("Gemma4", "Gemma4Unified")
-HALVED = ("Glm4", "Glm4Moe", "StableLm", "Bamba")  # half of a head is rotated
+HALVED = ("Glm", "Glm4", "Glm4Moe", "Nemotron", "Phi", "StableLm", "Bamba")  # half of a head is rotated
 _MSCALED = {**_LONG, "short_mscale": 1.2, "long_mscale": 1.2, "original_max_position_embeddings": 32}
 OF_PHIMOE: dict[str, list[Any]] = {
     "num_experts_per_tok": [ABSENT, 2],  # theirs chooses two, whatever it says
@@ -390,8 +411,20 @@ OF_PHIMOE: dict[str, list[Any]] = {
     "rope_scaling": [ABSENT, None, _MSCALED, {**_MSCALED, "factor": 7.0}],
     "rope_parameters": [ABSENT, {"rope_type": "default", "rope_theta": 300.0}],
 }
-WINDOWED = ("Gemma2", "Gemma3", "Gemma3n", *GEMMA4, "Cohere2", "GptOss", "Olmo3", "Exaone4")
-LATENT = ("DeepseekV2", "DeepseekV3", "Glm4MoeLite", "MiniCPM3", "Mistral4")
+WINDOWED = (
+    "Gemma2",
+    "Gemma3",
+    "Gemma3n",
+    *GEMMA4,
+    "Cohere2",
+    "GptOss",
+    "Olmo3",
+    "Exaone4",
+    "Mellum",
+    "Cwm",
+    "Afmoe",
+)
+LATENT = ("DeepseekV2", "DeepseekV3", "Glm4MoeLite", "MiniCPM3", "Mistral4", "Youtu")
 ROUTED = ("num_experts", "num_local_experts")  # further names of n_routed_experts, which no file has
 # transformers cannot do with these in a config of another family.
 NOT_BESIDE = {"partial_rotary_factor", "head_dim", "rope_parameters", "rope_scaling"}
@@ -419,7 +452,7 @@ def sizes_of(kind: str) -> dict[str, int]:
 
 def keys_of(kind: str) -> list[str]:
     defined = [key for key in CLASSES[architecture(kind)] if key not in sizes_of(kind)]
-    older = () if kind in ("GPT2", *GEMMA4) else OLDER
+    older = () if kind in ("GPT2", "Mellum", *GEMMA4) else OLDER
     return sorted({*defined, *older, *OWN_OLDER.get(kind, ())})
 
 
@@ -450,6 +483,8 @@ def values_of(kind: str, key: str) -> list[Any]:
         return _NESTED_OF_GEMMA4
     if key == "layer_types" and kind in GEMMA4:
         return [[_FULL, _SLIDING, _FULL], [_SLIDING, _FULL, _SLIDING], ABSENT]
+    if key == "rope_parameters" and kind == "Mellum":
+        return _NESTED_OF_MELLUM
     if key == "rope_parameters" and kind == "Olmo3":
         return _NESTED
     if key == "rope_theta" and kind == "Olmo3":
@@ -471,7 +506,7 @@ def values_of(kind: str, key: str) -> list[Any]:
         return [ABSENT]
     if kind == "Phimoe" and key in OF_PHIMOE:
         return OF_PHIMOE[key]
-    if key == "num_experts" and kind in ("Lfm2Moe", "Qwen3_5Moe", "HunYuanMoEV1"):
+    if key == "num_experts" and kind in ("Afmoe", "Lfm2Moe", "Qwen3_5Moe", "HunYuanMoEV1"):
         return [8, 9]
     if key == "num_key_value_heads" and kind in LATENT:
         return [8]  # each head has keys of its own
@@ -487,11 +522,11 @@ def values_of(kind: str, key: str) -> list[Any]:
         return [ABSENT, False]  # theirs never divides by the sum
     if key == "head_dim" and kind in LATENT:
         return [ABSENT]  # an older name of qk_rope_head_dim, or without effect
-    if key == "head_dim" and kind in ("Phi3", "Olmo2", "Olmo3", "Olmoe", "StableLm"):
+    if key == "head_dim" and kind in ("GPTNeoX", "Phi3", "Olmo2", "Olmo3", "Olmoe", "StableLm"):
         return [8, ABSENT]  # these are built for hidden_size / num_attention_heads alone
     if key == "sliding_window" and kind in WINDOWED:
         return [9, 20, ABSENT]  # they always have window layers
-    if key == "pad_token_id" and kind in ("Phi3", "SmolLM3", "Glm4"):
+    if key == "pad_token_id" and kind in ("Phi3", "SmolLM3", "Glm", "Glm4"):
         return [0, None]  # the default is beyond the vocabulary
     if key == "head_dim" and kind in NETS:
         return [8, 16, ABSENT]  # a quarter is rotated, which must be even
@@ -499,6 +534,10 @@ def values_of(kind: str, key: str) -> list[Any]:
         return [ABSENT, ["linear_attention", _FULL, "linear_attention"], [_FULL, _FULL, "linear_attention"]]
     if key == "layer_types" and kind == "GraniteMoeHybrid":  # theirs needs one with attention
         return [["mamba", "attention", "mamba"], [_FULL, "linear_attention", "linear_attention"]]
+    if key == "shared_intermediate_size" and kind == "GraniteMoeShared":
+        return [16, 0, ABSENT]
+    if key == "tie_word_embeddings" and kind == "Phi":
+        return [ABSENT, False]  # the head has a bias
     if key == "num_local_experts" and kind == "GraniteMoeHybrid":
         return [8, 9, 0, ABSENT]
     if key == "layer_types" and kind == "Llama4":

@@ -1,0 +1,56 @@
+"""More families that vary others, by the architecture name in config.json."""
+
+from __future__ import annotations
+
+from quire.models import defaults, defaults_latent, defaults_variations
+from quire.models.afmoe import afmoe
+from quire.models.cohere2 import cohere
+from quire.models.deepseek import youtu
+from quire.models.family import Family
+from quire.models.glm4 import glm
+from quire.models.gpt_neox import gpt_neox
+from quire.models.gpt_neox import unused as unused_of_neox
+from quire.models.granite import granite_moe
+from quire.models.left_out import mtp
+from quire.models.llama import arcee, cwm
+from quire.models.mellum import mellum
+from quire.models.nemotron import nemotron
+from quire.models.olmo import olmo
+from quire.models.phi import phi
+from quire.models.spelled import GPT_NEOX
+from quire.models.windows import all_but_stated
+
+_EXPERTS = {"num_experts": "num_local_experts"}
+_NO_OTHER_NAME = {"num_experts": "num_experts"}  # num_local_experts means nothing there
+
+VARIATIONS: dict[str, Family] = {
+    "MellumForCausalLM": Family(
+        mellum, defaults_variations.MELLUM, lambda fields, layer: False, left_out=mtp
+    ),
+    "GlmForCausalLM": Family(glm, defaults.GLM4),
+    "GraniteMoeForCausalLM": Family(granite_moe, defaults_variations.GRANITE_MOE, spelled=_EXPERTS),
+    "GraniteMoeSharedForCausalLM": Family(
+        granite_moe, defaults_variations.GRANITE_MOE_SHARED, spelled=_EXPERTS
+    ),
+    "AfmoeForCausalLM": Family(
+        afmoe,
+        defaults_variations.AFMOE,
+        all_but_stated,
+        only={"route_norm": (True,), "score_func": ("sigmoid",), "n_group": (1, None)},
+        older=_NO_OTHER_NAME,
+    ),
+    "YoutuForCausalLM": Family(youtu, defaults_latent.YOUTU),
+    "OlmoForCausalLM": Family(olmo, defaults_variations.OLMO, only={"clip_qkv": (None,)}),
+    "CohereForCausalLM": Family(
+        cohere, defaults_variations.COHERE, spelled={"rms_norm_eps": "layer_norm_eps"}
+    ),
+    "PhiForCausalLM": Family(phi, defaults_variations.PHI, spelled={"rms_norm_eps": "layer_norm_eps"}),
+    "NemotronForCausalLM": Family(
+        nemotron, defaults_variations.NEMOTRON, spelled={"rms_norm_eps": "norm_eps"}
+    ),
+    "GPTNeoXForCausalLM": Family(
+        gpt_neox, defaults_variations.GPT_NEOX, spelled=GPT_NEOX, unused=unused_of_neox
+    ),
+    "ArceeForCausalLM": Family(arcee, defaults_variations.ARCEE),
+    "CwmForCausalLM": Family(cwm, defaults_variations.CWM, lambda fields, layer: layer % 4 != 0),
+}

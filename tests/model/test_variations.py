@@ -1,0 +1,57 @@
+"""What is special in families that differ from others in a few lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tiny import CONFIGS
+
+from quire.errors import ConfigError
+from quire.models import read_model
+from quire.program import Program
+from quire.program.ops import Attention, Rotary
+
+
+def program(name: str, **changes: Any) -> Program:
+    return read_model({**CONFIGS[name], **changes}).program
+
+
+def windows(name: str, **changes: Any) -> list[int | None]:
+    return [op.window for op in program(name, **changes) if isinstance(op, Attention)]
+
+
+def bases(name: str, **changes: Any) -> list[float]:
+    """The bases of the ropes of all queries."""
+    return [op.rope.theta for op in program(name, **changes) if isinstance(op, Rotary)][::2]
+
+
+def test_window_layers() -> None:
+    assert windows("cwm", num_hidden_layers=5) == [None, 20, 20, 20, None]
+    assert windows("mellum", layer_types=None) == [None, None, None]
+    assert windows("afmoe") == [20, None, 20]
+    assert windows("afmoe", global_attn_every_n_layers=3) == [20, 20, None]
+
+
+def test_ropes() -> None:
+    assert bases("mellum") == [10_000.0, 500_000.0, 10_000.0]
+    assert len(bases("afmoe")) == 2  # of three layers
+    assert bases("cohere") == [500_000.0] * 2
+    assert bases("gpt_neox", rotary_emb_base=300.0) == [300.0] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "problem"),
+    [
+        ("olmo", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("phi", {"tie_word_embeddings": True}, "tie_word_embeddings"),
+        ("afmoe", {"route_norm": False}, "route_norm"),
+        ("afmoe", {"score_func": "softmax"}, "score_func"),
+        ("mellum", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters"),
+        ("mellum", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types"),
+    ],
+    ids=str,
+)
+def test_what_is_refused(name: str, changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        program(name, **changes)
