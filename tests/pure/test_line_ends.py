@@ -53,6 +53,6 @@ def test_after_a_time_the_next_line_break_ends_the_text() -> None:
     ends.look("a\nb c", 150.0)
     assert not ends.reached
     ends.look("a\nb c\nd", 160.0)
-    assert (ends.num_certain, ends.reached) == (7, True)
+    assert (ends.num_certain, ends.reached) == (6, True)
     ends.look("a\nb c\nd e\nf", 170.0)
-    assert ends.num_certain == 7
+    assert ends.num_certain == 6

@@ -24,7 +24,7 @@ class LineEnds:
         """Look at what was added to the text, `elapsed_ms` after its first token."""
         if self.reached:
             return
-        is_late = elapsed_ms > self._limit_ms and text.rfind("\n", self.num_certain) >= 0
+        last = text.rfind("\n", self.num_certain) if elapsed_ms > self._limit_ms else -1
         while self._indent and (at := text.find("\n", self._seen)) >= 0:
             found = _VISIBLE.search(text, max(at, self._next))
             if found is None:
@@ -36,4 +36,5 @@ class LineEnds:
             self._seen = found.start()
         else:
             self._seen = self.num_certain = len(text)
-        self.reached = is_late
+        if last >= 0:
+            self.num_certain, self.reached = min(self.num_certain, last + 1), True
