@@ -137,7 +137,7 @@ ROOMS = (
     ),
     Room(
         "gguf",
-        3_215,
+        3_230,
         "GGUF files: container, blocks, configuration, tokenizers, pooling: could be deleted, with its lines "
         "in weights/hub.py",
         ("weights/gguf",),

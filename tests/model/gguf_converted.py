@@ -41,6 +41,7 @@ FOLDERS = {
 }
 # Made of random numbers, as there is no checkpoint
 MADE = {"hunyuan_moe": "hunyuan-moe", "minicpm": "minicpm", "phimoe": "phimoe", "stablelm": "stablelm"}
+MADE |= {"arcee": "arcee", "cohere": "command-r", "granite_moe_shared": "granitemoe", "olmo": "olmo"}
 
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -129,6 +130,7 @@ STATES = {
     "conv1d": "ssm_conv1d",
     "norm": "ssm_norm",
 }
+PAIRED = ("granitehybrid", "nemotron_h_moe", "minicpm", "arcee", "granitemoe", "olmo")
 WHOLE = {
     "layer_scalar": "layer_output_scale.weight",
     "router.scale": "ffn_gate_inp.scale",
@@ -254,7 +256,7 @@ def _one(
         array = array + 1
     if architecture.startswith("qwen35") and "linear_attn" in rest:
         array = _tiled(config, part, array)
-    if architecture in ("granitehybrid", "nemotron_h_moe", "minicpm") and part in ("attn_q", "attn_k"):
+    if architecture in PAIRED and part in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
         array = array.reshape(heads, 2, -1, array.shape[-1]).swapaxes(1, 2).reshape(array.shape)
     if architecture == "falcon-h1":

@@ -48,7 +48,9 @@ def metadata_of(architecture: str, config: Config, later: int) -> dict[str, Any]
         own |= _latent(architecture, config)
     more = {
         "falcon-h1": _mamba,
+        "command-r": _cohere,
         "granitehybrid": _granite,
+        "granitemoe": _multipliers,
         "nemotron_h_moe": _nemotron,
         "lfm2": _lfm2,
         "llama4": _llama4,
@@ -153,16 +155,33 @@ def _of_kind(config: Config, kind: str, value: int) -> list[int]:
 
 
 def _granite(config: Config) -> dict[str, Any]:
-    return _mamba(config) | {
-        "context_length": config["max_position_embeddings"],
-        "attention.head_count_kv": _of_kind(config, "attention", config["num_key_value_heads"]),
-        "rope.dimension_count": config["hidden_size"] // config["num_attention_heads"],
+    return (
+        _mamba(config)
+        | _multipliers(config)
+        | {
+            "context_length": config["max_position_embeddings"],
+            "attention.head_count_kv": _of_kind(config, "attention", config["num_key_value_heads"]),
+            "rope.dimension_count": config["hidden_size"] // config["num_attention_heads"],
+            "rope.scaling.finetuned": False,
+        }
+    )
+
+
+def _multipliers(config: Config) -> dict[str, Any]:
+    return {
         "attention.scale": config["attention_multiplier"],
         "embedding_scale": config["embedding_multiplier"],
         "residual_scale": config["residual_multiplier"],
         "logit_scale": config["logits_scaling"],
-        "expert_shared_feed_forward_length": config["shared_intermediate_size"],
-        "rope.scaling.finetuned": False,
+        "expert_shared_feed_forward_length": config["shared_intermediate_size"] or None,
+    }
+
+
+def _cohere(config: Config) -> dict[str, Any]:
+    return {
+        "attention.layer_norm_epsilon": config["layer_norm_eps"],
+        "logit_scale": config["logit_scale"],
+        "rope.scaling.type": "none",
     }
 
 

@@ -234,13 +234,9 @@ NOT_IN_GGUF = {"Mistral4ForCausalLM", "Glm4MoeLiteForCausalLM", "Gemma4UnifiedFo
 NOT_IN_GGUF |= {"ApertusForCausalLM"}
 NOT_IN_GGUF |= {"Lfm3ForCausalLM", "HYV3ForCausalLM", "Dots1ForCausalLM", "SolarOpenForCausalLM"}
 NOT_IN_GGUF |= {"ExaoneMoeForCausalLM", "Cohere2MoeForCausalLM", "MiMoV2FlashForCausalLM", "BambaForCausalLM"}
-NOT_IN_GGUF |= {
-    f"{name}ForCausalLM"
-    for name in (
-        *("Afmoe", "Arcee", "Cohere", "Cwm", "GPTNeoX", "Glm", "GraniteMoe", "GraniteMoeShared", "Mellum"),
-        *("Nemotron", "Olmo", "Phi", "Youtu"),
-    )
-}
+# GraniteMoe is read as GraniteMoeShared without a shared expert.
+NOT_IN_GGUF |= {f"{name}ForCausalLM" for name in ("Afmoe", "Cwm", "GPTNeoX", "Glm", "GraniteMoe", "Mellum")}
+NOT_IN_GGUF |= {f"{name}ForCausalLM" for name in ("Nemotron", "Phi", "Youtu")}
 # Not compared with a checkpoint: there is none.
 WITHOUT_CHECKPOINT = {"qwen2vl", "qwen3vl", "qwen3vlmoe", "mistral3", "lfm2moe", "nemotron_h"}
 WITHOUT_CHECKPOINT |= {"exaone4", "hunyuan-dense", "seed_oss"}

@@ -84,10 +84,12 @@ ARCHITECTURES = {
     "gemma4": Architecture("Gemma4ForCausalLM", tables.GEMMA4),
     "phi3": Architecture("Phi3ForCausalLM", tables.PACKED),
     "phimoe": Architecture("PhimoeForCausalLM", tables.MIXTRAL),
+    "olmo": Architecture("OlmoForCausalLM", paired=True),
     "olmo2": Architecture("Olmo2ForCausalLM", tables.NORMS_AFTER),
     "olmoe": Architecture("OlmoeForCausalLM", tables.MOE),
     "smollm3": Architecture("SmolLM3ForCausalLM", paired=True),
     "granite": Architecture("GraniteForCausalLM", paired=True),
+    "granitemoe": Architecture("GraniteMoeSharedForCausalLM", tables.GRANITE_HYBRID, paired=True),
     "granitehybrid": Architecture(
         "GraniteMoeHybridForCausalLM", tables.GRANITE_HYBRID, paired=True, changes=_STATES
     ),
@@ -120,6 +122,8 @@ ARCHITECTURES = {
     "seed_oss": Architecture("SeedOssForCausalLM", tables.SEED_OSS),
     "stablelm": Architecture("StableLmForCausalLM", tables.STABLELM),
     "starcoder2": Architecture("Starcoder2ForCausalLM", tables.STARCODER2),
+    "arcee": Architecture("ArceeForCausalLM", paired=True),
+    "command-r": Architecture("CohereForCausalLM"),
     "cohere2": Architecture("Cohere2ForCausalLM"),
     "glm4": Architecture("Glm4ForCausalLM", tables.GLM4),
     "gpt2": Architecture(

@@ -241,9 +241,16 @@ def _phimoe(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _cohere(keys: Keys) -> dict[str, Any]:
+    return {
+        "layer_norm_eps": keys.number("attention.layer_norm_epsilon"),
+        "logit_scale": keys.number("logit_scale"),
+        "use_qk_norm": keys.has("attn_q_norm.weight"),
+    }
+
+
 def _cohere2(keys: Keys) -> dict[str, Any]:
-    eps = keys.number("attention.layer_norm_epsilon")
-    return {**window(keys), "layer_norm_eps": eps, "logit_scale": keys.number("logit_scale")}
+    return {**window(keys), **_cohere(keys)}
 
 
 def _starcoder2(keys: Keys) -> dict[str, Any]:
@@ -346,6 +353,10 @@ _OWN: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "Phi3ForCausalLM": _phi3,
     "PhimoeForCausalLM": _phimoe,
     "GraniteForCausalLM": config_states.granite,
+    "GraniteMoeSharedForCausalLM": config_states.granite_moe,
+    "ArceeForCausalLM": lambda keys: {"mlp_bias": keys.has("ffn_up.bias")},
+    "OlmoForCausalLM": lambda keys: {"clip_qkv": keys.number("attention.clamp_kqv")},
+    "CohereForCausalLM": _cohere,
     "Cohere2ForCausalLM": _cohere2,
     "Glm4ForCausalLM": _partial,
     "GPT2LMHeadModel": _gpt2,

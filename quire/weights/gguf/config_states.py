@@ -82,6 +82,11 @@ def granite(keys: Keys) -> dict[str, Any]:
     }
 
 
+def granite_moe(keys: Keys) -> dict[str, Any]:
+    shared = keys.rows("blk.0.ffn_gate_shexp.weight") or 0
+    return granite(keys) | experts(keys) | {"shared_intermediate_size": shared}
+
+
 def granite_hybrid(keys: Keys) -> dict[str, Any]:
     """Return the mixers, which are the layers without heads of keys, and the MLP beside the experts."""
     groups = keys.of_layers("attention.head_count_kv")
