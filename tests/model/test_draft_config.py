@@ -152,5 +152,6 @@ def test_the_law_of_its_passes_is_known(tmp_path: Path, monkeypatch: pytest.Monk
         law, draft_law = llm.engine.scheduler.law, llm.engine.meter.draft_law
     assert law is not None
     assert draft_law is not None
-    found = [one.seconds(one.values([(50, 1)], 1)) for one in (draft_law, law)]
-    assert 0 < found[0] < found[1]
+    of_draft, of_model = [(one, one.values([(50, 1)], 1)) for one in (draft_law, law)]
+    assert min(one.seconds(values) for one, values in (of_draft, of_model)) > 0
+    assert 0 < of_draft[0].roof_s(of_draft[1]) < of_model[0].roof_s(of_model[1])
