@@ -6,27 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quire.errors import ConfigError, did_you_mean, quoted
-from quire.models import (
-    defaults,
-    defaults_latent,
-    defaults_later,
-    defaults_mamba,
-    spelled,
-)
+from quire.models import defaults, defaults_latent, defaults_later, defaults_mamba, spelled
 from quire.models.apertus import apertus
 from quire.models.apertus import unused as unused_of_apertus
 from quire.models.cohere2 import cohere2
 from quire.models.composites import COMPOSITES
 from quire.models.config import LINEAR, SYNONYMS, ModelConfig, read_config, read_fields
-from quire.models.deepseek import (
-    deepseek_v2,
-    deepseek_v3,
-    glm4_moe,
-    minicpm3,
-    mistral4,
-    mtp_glm4,
-    mtp_v3,
-)
+from quire.models.deepseek import deepseek_v2, deepseek_v3, glm4_moe, minicpm3, mistral4, mtp_glm4, mtp_v3
 from quire.models.defaults_gemma4 import GEMMA3N, GEMMA4, GEMMA4_UNIFIED
 from quire.models.ernie4_5 import ernie4_5
 from quire.models.exaone4 import exaone4

@@ -26,13 +26,8 @@ TRAINING = {
     *("residual_dropout", "embedding_dropout", "hidden_dropout", "input_jitter_noise"),
     *("altup_coef_clip", "router_aux_loss_coef", "router_jitter_noise", "pretraining_tp", "num_mtp_layers"),
     "z_loss_coefficient",
-    *(
-        "classifier_dropout",
-        "is_decoder",
-        "embedding_initializer_range",
-        "mtp_layer_types",
-        "mtp_mlp_layer_types",
-    ),
+    *("classifier_dropout", "is_decoder", "embedding_initializer_range"),
+    *("mtp_layer_types", "mtp_mlp_layer_types"),
 }
 CHUNKS = {"mamba_chunk_size", "chunk_size"}  # positions computed at once: another order of sums
 OUTPUTS = {"use_cache", "output_router_logits", "reorder_and_upcast_attn"}  # the last: in which precision
