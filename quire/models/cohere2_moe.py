@@ -4,6 +4,8 @@ positions without a window.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from quire.errors import ConfigError, quoted
 from quire.models.config import SLIDING, Fields, ModelConfig
 from quire.models.deepseek import is_sparse
@@ -24,7 +26,11 @@ def slides(fields: Fields, layer: int) -> bool:
 
 
 def cohere2_moe(b: Builder, cfg: ModelConfig, w: Names) -> Value:
-    bias, rope = cfg.flag("attention_bias"), cfg.rope(interleaved=True)
+    bias, stated = (
+        cfg.flag("attention_bias"),
+        cfg.get("rope_parameters"),
+    )  # counts more than rope_scaling here
+    rope = cfg.rope(stated if isinstance(stated, Mapping) and stated else None, interleaved=True)
     everywhere = cfg.size("prefix_dense_sliding_window_pattern") == 1
     x = embed_tokens(b, cfg, w)
     for i in range(cfg.num_hidden_layers):

@@ -63,6 +63,7 @@ _EXPERTS = {"num_experts": "num_local_experts"}
 _GELU = {"hidden_act": "hidden_activation"}
 _ROUTED = {"num_experts": "n_routed_experts"}
 _EVERY_LAYER = {"moe_layer_freq": (1,)}
+_LOCAL_EXPERTS = {"num_experts": "num_local_experts"}  # num_experts means nothing there
 _NO_OTHER_NAME = {"num_experts": "num_experts"}  # num_local_experts means nothing there
 _GATED_OUTPUT = {"attn_output_gate": (True,)}
 _CAUSAL = {"use_bidirectional_attention": (False, None)}
@@ -73,7 +74,9 @@ _ONLY = {"is_causal": (True,), "per_layer_config": (None,)}  # of every family
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(llama, defaults.LLAMA, seeing=llama),
-    "Llama4ForCausalLM": Family(llama4, defaults.LLAMA4, spelled=_EXPERTS, kinds=(CHUNKED,)),
+    "Llama4ForCausalLM": Family(
+        llama4, defaults.LLAMA4, spelled=_EXPERTS, older=_LOCAL_EXPERTS, kinds=(CHUNKED,)
+    ),
     "MistralForCausalLM": Family(llama, defaults.MISTRAL, seeing=llama),
     "Ministral3ForCausalLM": Family(ministral3, defaults.MINISTRAL3, seeing=ministral3),
     "Qwen2ForCausalLM": Family(qwen2, defaults.QWEN2, from_max_window_layers),
