@@ -161,6 +161,14 @@ class ModelConfig(Fields):
         )
 
 
+def rope_of_type(stated: Any, layer_type: str) -> Mapping[str, Any]:
+    """Return the rope parameters of a type of layers. Raises ConfigError unless some are stated."""
+    if not isinstance(stated, Mapping) or not isinstance(own := stated.get(layer_type), Mapping):
+        problem = f"rope_parameters is not an object with parameters of {layer_type}"
+        raise ConfigError(f"config.json: {problem}")
+    return own
+
+
 def read_fields(
     raw: Mapping[str, Any],
     defaults: Mapping[str, Any],

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.errors import ConfigError
-from quire.models.config import FULL, SLIDING, ModelConfig
+from quire.models.config import FULL, SLIDING, ModelConfig, rope_of_type
 from quire.models.layers import embed_tokens, project_qkv, rotate
 from quire.models.lfm2 import CONV, gated_convolution, gated_mlp
 from quire.program import Builder, Names, Rows, Value
@@ -72,7 +71,4 @@ def _gates(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
 def _rope(cfg: ModelConfig, kind: str) -> Rope:
     """Return that of a type of layers; an older config has one for both."""
     stated = cfg.get("rope_scaling") or cfg.get("rope_parameters")
-    stated = _ROPES if stated is None else stated
-    if not isinstance(stated, Mapping) or not isinstance(own := stated.get(kind), Mapping):
-        raise ConfigError(f"config.json: rope_parameters is not an object with parameters of {kind}")
-    return cfg.rope(own)
+    return cfg.rope(rope_of_type(_ROPES if stated is None else stated, kind))

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from quire.errors import ConfigError
-from quire.models.config import FULL, SLIDING, ModelConfig
+from quire.models.config import FULL, SLIDING, ModelConfig, rope_of_type
 from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, rotate
 from quire.models.moe import expert_stack, listed_sparse, routing
 from quire.program import Builder, Names, Value
@@ -35,11 +31,7 @@ def mellum(b: Builder, cfg: ModelConfig, w: Names) -> Value:
 
 
 def _rope(cfg: ModelConfig, kind: str) -> Rope:
-    stated = cfg.rope_parameters() or _ROPES
-    of_kind: Any = stated.get(kind)
-    if not isinstance(of_kind, Mapping):
-        raise ConfigError(f"config.json: rope_parameters has no parameters of {kind}")
-    return cfg.rope(of_kind)
+    return cfg.rope(rope_of_type(cfg.rope_parameters() or _ROPES, kind))
 
 
 def _experts(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.errors import ConfigError
-from quire.models.config import FULL, MAX_HEAD_DIM, SLIDING, Fields, ModelConfig
+from quire.models.config import FULL, MAX_HEAD_DIM, SLIDING, Fields, ModelConfig, rope_of_type
 from quire.models.deepseek import experts_or_mlp
 from quire.models.layers import embed_tokens, head, rotate
 from quire.models.moe import biased_routing
@@ -58,9 +57,7 @@ def _window(cfg: ModelConfig) -> int:
 def _rope(cfg: ModelConfig, kind: str) -> Rope:
     """Read rope_parameters by layer type."""
     stated = cfg.get("rope_parameters")
-    stated = _ROPES if stated is None else stated
-    if not isinstance(stated, Mapping) or not isinstance(own := stated.get(kind), Mapping):
-        raise ConfigError(f"config.json: rope_parameters is not an object with parameters of {kind}")
+    own = rope_of_type(_ROPES if stated is None else stated, kind)
     scaled = (own.get("rope_type") or own.get("type") or "default") != "default"
     part = Fields({"part": own.get("partial_rotary_factor", 1.0 if scaled else _PART)}).number("part", 0, 1)
     return cfg.rope(own, dim=int(cfg.head_dim * part))
