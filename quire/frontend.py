@@ -24,7 +24,7 @@ from quire.models.purpose import check_task
 from quire.sampling_params import SamplingParams, default_sampling_params
 from quire.text.chat_template import MAX_CHARACTERS, ChatTemplate, LongConversation, PromptText
 from quire.text.end_tokens import end_tokens
-from quire.text.infill import Infill, OtherFile
+from quire.text.infill import Gap, Infill
 from quire.text.renderer import Segment
 from quire.text.tokenizer import Tokenizer, find_tokenizer
 from quire.types import NewRequest, PromptImage
@@ -273,17 +273,10 @@ class Frontend:
         ids = tokenizer.encode_segments(self._written(rendered.segments))
         return self._with_images(Encoded(tuple(ids), rendered.text), sources)
 
-    def encode_infill(
-        self,
-        prefix: str,
-        suffix: str,
-        begun: str = "",
-        files: Sequence[OtherFile] = (),
-        room: int | None = None,
-    ) -> Encoded:
-        """Encode two texts for what is between them; with `room`, cut to so many tokens.
+    def encode_infill(self, gap: Gap, room: int | None = None) -> Encoded:
+        """Encode the texts around a gap; with `room`, cut to so many tokens, as `Infill.encode` does it.
 
-        Raises RequestError if the model has no tokens for it. See `Infill.encode`.
+        Raises RequestError if the model has no tokens for it.
         """
         if self.infill is None:
             hint = "take one with tokens such as <|fim_prefix|>, like Qwen2.5-Coder"
@@ -291,12 +284,12 @@ class Frontend:
             raise RequestError(problem, hint, "suffix", "unsupported_parameter")
         if room is not None:  # what surely does not fit is not encoded
             most = room * LONGEST_TOKEN
-            prefix, suffix = prefix[-most:], suffix[:most]
-            long = (number for number, other in enumerate(files, 1) if len(other.text) > most)
-            files = files[max(long, default=0) :]
-        for text in (prefix, suffix, begun):
+            long = (number for number, other in enumerate(gap.files, 1) if len(other.text) > most)
+            files = gap.files[max(long, default=0) :]
+            gap = replace(gap, prefix=gap.prefix[-most:], suffix=gap.suffix[:most], files=files)
+        for text in (gap.prefix, gap.suffix, gap.begun):
             self.check_length(text)
-        return Encoded(tuple(self.infill.encode(prefix, suffix, begun, files, room)))
+        return Encoded(tuple(self.infill.encode(gap, room)))
 
     def _blind(self, sources: Sequence[Source]) -> RequestError:
         where = sources[0].where

@@ -31,6 +31,16 @@ class OtherFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Gap:
+    """The texts around one that is to be filled in, what that begins with, and other files."""
+
+    prefix: str
+    suffix: str
+    begun: str = ""
+    files: Sequence[OtherFile] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Infill:
     """The way to ask a model for the text between a prefix and a suffix: control tokens of these names.
 
@@ -61,30 +71,24 @@ class Infill:
                 return cls(tokenizer, prefix, suffix, middle, repository, file, found)
         return None
 
-    def encode(
-        self,
-        prefix: str,
-        suffix: str,
-        begun: str = "",
-        files: Sequence[OtherFile] = (),
-        room: int | None = None,
-    ) -> list[int]:
-        """Return the prompt for what is between two texts, of which `begun` is the beginning.
+    def encode(self, gap: Gap, room: int | None = None) -> list[int]:
+        """Return the prompt for what is in a gap.
 
         Of more than `room` tokens, those farthest from the gap are left out: first files, the last ones are
         kept, then the prefix's first and the suffix's last tokens, of which a quarter of the room is kept.
         """
         bos = self.tokenizer.bos_token_id
         start = [bos] if bos is not None and self.tokenizer.encode("")[:1] == [bos] else []
-        first = self._part(self.prefix, prefix if self.middle else prefix + begun)
-        second = self._part(self.suffix, suffix)
-        last = self._part(self.middle, begun) if self.middle else []
+        first = self._part(self.prefix, gap.prefix + ("" if self.middle else gap.begun))
+        second = self._part(self.suffix, gap.suffix)
+        last = self._part(self.middle, gap.begun) if self.middle else []
         if room is not None:
             free = room - len(start) - len(last)
             second = second[: max(1, free // 4, free - len(first))]
             first = first[:1] + first[max(1, len(first) + 1 - max(1, free - len(second))) :]
         own = [*first, *second, *last] if self.middle else [*second, *first]
-        return [*start, *self._beside(files, None if room is None else room - len(start) - len(own)), *own]
+        left = None if room is None else room - len(start) - len(own)
+        return [*start, *self._beside(gap.files, left), *own]
 
     def _beside(self, files: Sequence[OtherFile], room: int | None) -> list[int]:
         """Return the last of other files that `room` has a place for, as models are trained to see them."""

@@ -39,7 +39,7 @@ from quire.server.openapi import describes
 from quire.server.prompt_run import PromptRun
 from quire.server.request import ServerRequest, handle_of, offloaded, read
 from quire.server.timings import generation_ms
-from quire.text.infill import OtherFile
+from quire.text.infill import Gap, OtherFile
 
 
 @describes(
@@ -94,8 +94,8 @@ def _encode_infill(frontend: Frontend, asked: InfillRequest, params: SamplingPar
     context = frontend.max_model_len
     room = max(1, context - (context // 4 if params.max_tokens is None else params.max_tokens))
     files = [OtherFile(one.filename, one.text) for one in asked.input_extra or ()]
-    prompt = frontend.encode_infill(asked.input_prefix, asked.input_suffix, asked.prompt or "", files, room)
-    return [fitted(prompt, None, params, frontend)]
+    gap = Gap(asked.input_prefix, asked.input_suffix, asked.prompt or "", files)
+    return [fitted(frontend.encode_infill(gap, room), None, params, frontend)]
 
 
 def _failed(error: Exception) -> bytes:

@@ -39,6 +39,7 @@ from quire.server.openapi import describes
 from quire.server.request import ServerRequest, handle_of, offloaded, read
 from quire.server.service import ServiceState
 from quire.text.answer import AnswerParser, CallArguments, CallStart, Content, Reasoning
+from quire.text.infill import Gap
 
 
 class JsonLines(EventStream):
@@ -110,7 +111,7 @@ async def _start(handle: ServerRequest, task: ChatTask, raw: str | None, suffix:
 def _verbatim(frontend: Frontend, text: str, suffix: str | None, params: SamplingParams) -> Encoded:
     """Encode a raw prompt, written in full with its control tokens, or the text before a suffix."""
     if suffix:
-        prompt = frontend.encode_infill(text, suffix)
+        prompt = frontend.encode_infill(Gap(text, suffix))
     else:
         prompt = frontend.encode({"prompt": text, "trusted": True})
     return fitted(prompt, None, params, frontend)

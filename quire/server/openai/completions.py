@@ -44,6 +44,7 @@ from quire.server.openai.chunks import (
 from quire.server.openai.protocol import Completion, CompletionChoice, CompletionRequest
 from quire.server.openapi import describes
 from quire.server.request import ServerRequest, handle_of, offloaded, read
+from quire.text.infill import Gap
 
 CHOICE_ENTRIES = 20  # log-probabilities that take as long to serialize as one choice
 MAX_PARAMS_BYTES = 32 << 20  # parameters are sent with each prompt
@@ -108,7 +109,7 @@ def _encode(
     prompts = []
     for one in prompt_list(asked.prompt, params.n):
         if asked.suffix:
-            prompt = frontend.encode_infill(str(one), asked.suffix)
+            prompt = frontend.encode_infill(Gap(str(one), asked.suffix))
         else:
             prompt = _encode_one(frontend, one, asked.add_special_tokens is not False)
         limit, side = asked.truncate_prompt_tokens, asked.truncation_side
