@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +13,21 @@ import pytest
 from tiny_vision import SIDE, picture
 
 from quire import LLM, SamplingParams
-from quire.errors import RequestError
+from quire.errors import ConfigError, RequestError
+from quire.images.vision import Vision
+from quire.models import read_model
 from quire.outputs import RequestOutput
 
 SETTINGS: dict[str, Any] = {"kv_cache_memory_bytes": 1 << 22, "max_model_len": 256}
+
+
+def tower_of(config: dict[str, Any], processor: dict[str, Any], **changes: Any) -> Vision:
+    """The tower of a config.json, with these changes of its vision_config."""
+    config = copy.deepcopy(config)
+    config["vision_config"] |= changes
+    vision = read_model(config, processor).vision
+    assert vision is not None
+    return vision
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,17 @@ class Asked:
         with pytest.raises(RequestError, match="reads no images"):
             self.ask(max_images=0)
         assert answer(self.ask(images=(), max_images=0)) == answer(self.ask(images=()))
+
+    def check_token(self, name: str, problem: str, folder: Path) -> None:
+        """Check what is said of the model, copied to a folder, if its tokenizer lacks a token of images."""
+        for file in self.folder.iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        path = folder / "tokenizer.json"
+        path.write_text(json.dumps(json.loads(path.read_text())).replace(name, "[OTHER]"))
+        with pytest.raises(ConfigError, match=re.escape(f"no token {name}, {problem}")):
+            LLM(str(folder), **SETTINGS)
+        with LLM(str(folder), **SETTINGS, max_images=0) as llm:
+            assert llm.generate("So it is", SamplingParams(max_tokens=2))
 
 
 def answer(output: RequestOutput) -> Any:

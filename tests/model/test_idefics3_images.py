@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from asked import SETTINGS, Asked
+from asked import SETTINGS, Asked, tower_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -28,7 +27,6 @@ from quire.images.decode_job import run
 from quire.images.patches import TiledPatches
 from quire.images.sizes import Cut, SquareTiles
 from quire.images.vision import Vision
-from quire.models import read_model
 
 AROUND, IMG, OVERVIEW, *TILES = MARKS_SMOLVLM
 WIDTH, HEIGHT = 30, 12  # of pictures: two tiles of 2 x 2 tokens, and an overview
@@ -47,11 +45,7 @@ def asked(folder: Path) -> Asked:
 
 
 def tower(processor: dict[str, Any] | None = None, whole: Any = None, **changes: Any) -> Vision:
-    config = copy.deepcopy({**CONFIG_SMOLVLM, **(whole or {})})
-    config["vision_config"] |= changes
-    vision = read_model(config, PROCESSOR_SMOLVLM | (processor or {})).vision
-    assert vision is not None
-    return vision
+    return tower_of({**CONFIG_SMOLVLM, **(whole or {})}, PROCESSOR_SMOLVLM | (processor or {}), **changes)
 
 
 @pytest.mark.parametrize(
@@ -187,3 +181,7 @@ def test_caches_neighbours_and_preemption_change_no_bit(asked: Asked) -> None:
 
 def test_without_images_the_tower_is_left_out(asked: Asked) -> None:
     asked.check_texts()
+
+
+def test_a_tokenizer_without_the_marks(asked: Asked, tmp_path: Path) -> None:
+    asked.check_token(AROUND, "which ends images", tmp_path)

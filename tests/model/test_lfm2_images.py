@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import io
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from asked import SETTINGS, Asked
+from asked import SETTINGS, Asked, tower_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -30,7 +28,6 @@ from quire.images.decode_job import run
 from quire.images.patches import NaflexPatches
 from quire.images.sizes import Cut, Tiles
 from quire.images.vision import Vision
-from quire.models import read_model
 
 START, IMG, END, OVERVIEW, FIRST, SECOND = MARKS_LFM2
 WIDTH, HEIGHT = 26, 13  # of pictures: two tiles of 2 x 2 tokens, and 2 x 3 of the overview
@@ -49,11 +46,7 @@ def asked(folder: Path) -> Asked:
 
 
 def tower(processor: dict[str, Any] | None = None, whole: Any = None, **changes: Any) -> Vision:
-    config = copy.deepcopy({**CONFIG_LFM2, **(whole or {})})
-    config["vision_config"] |= changes
-    vision = read_model(config, PROCESSOR_LFM2 | (processor or {})).vision
-    assert vision is not None
-    return vision
+    return tower_of({**CONFIG_LFM2, **(whole or {})}, PROCESSOR_LFM2 | (processor or {}), **changes)
 
 
 @pytest.mark.parametrize(
@@ -198,23 +191,14 @@ def test_without_images_the_tower_is_left_out(asked: Asked) -> None:
     asked.check_texts()
 
 
-def copied(folder: Path, to: Path) -> Path:
-    for file in folder.iterdir():
-        (to / file.name).write_bytes(file.read_bytes())
-    return to
-
-
-def test_a_tokenizer_without_the_marks(folder: Path, tmp_path: Path) -> None:
-    path = copied(folder, tmp_path) / "tokenizer.json"
-    path.write_text(json.dumps(json.loads(path.read_text())).replace(END, "<|other|>"))
-    with pytest.raises(ConfigError, match=r"no token <\|image_end\|>, which ends images"):
-        LLM(str(tmp_path), **SETTINGS)
-    with LLM(str(tmp_path), **SETTINGS, max_images=0) as llm:
-        assert llm.generate("So it is", SamplingParams(max_tokens=2))
+def test_a_tokenizer_without_the_marks(asked: Asked, tmp_path: Path) -> None:
+    asked.check_token(END, "which ends images", tmp_path)
 
 
 def test_the_head_of_a_tower_is_not_needed(folder: Path, tmp_path: Path) -> None:
-    path = copied(folder, tmp_path) / "model.safetensors"
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    path = tmp_path / "model.safetensors"
     for name in ("model.vision_tower.head.probe", "model.vision_tower.tail.probe"):
         save_file(load_file(path) | {name: np.zeros(3, np.float32)}, path)
         if "tail" in name:

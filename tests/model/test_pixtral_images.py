@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from asked import SETTINGS, Asked
+from asked import SETTINGS, Asked, tower_of
 from tiny_vision import CONFIG_PIXTRAL, MARKS_PIXTRAL, PROCESSOR_PIXTRAL, data_url, picture, write_pixtral
 
 from quire import LLM, SamplingParams
@@ -18,7 +16,6 @@ from quire.images.patches import BoundedPatches
 from quire.images.positions import RotaryPositions
 from quire.images.sizes import LongestSide
 from quire.images.vision import Vision
-from quire.models import read_model
 from quire.types import PromptImage
 
 BREAK, IMG, END = MARKS_PIXTRAL
@@ -36,11 +33,7 @@ def asked(folder: Path) -> Asked:
 
 
 def tower(processor: dict[str, Any] = PROCESSOR_PIXTRAL, whole: Any = None, **changes: Any) -> Vision:
-    config = copy.deepcopy({**CONFIG_PIXTRAL, **(whole or {})})
-    config["vision_config"] |= changes
-    vision = read_model(config, processor).vision
-    assert vision is not None
-    return vision
+    return tower_of({**CONFIG_PIXTRAL, **(whole or {})}, processor, **changes)
 
 
 @pytest.mark.parametrize(
@@ -160,12 +153,5 @@ def test_without_images_the_tower_is_left_out(asked: Asked) -> None:
     asked.check_texts()
 
 
-def test_a_tokenizer_without_the_tokens_between_rows(folder: Path, tmp_path: Path) -> None:
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(json.loads(path.read_text())).replace(END, "[OTHER]"))
-    with pytest.raises(ConfigError, match=r"no token \[IMG_END\], which ends rows of images"):
-        LLM(str(tmp_path), **SETTINGS)
-    with LLM(str(tmp_path), **SETTINGS, max_images=0) as llm:
-        assert llm.generate("So it is", SamplingParams(max_tokens=2))
+def test_a_tokenizer_without_the_tokens_between_rows(asked: Asked, tmp_path: Path) -> None:
+    asked.check_token(END, "which ends rows of images", tmp_path)
