@@ -1,10 +1,11 @@
-"""The layers of SigLIP (arXiv:2303.15343), which towers of several models have."""
+"""SigLIP (arXiv:2303.15343), which towers of several models are, or whose layers they have."""
 
 from __future__ import annotations
 
 from quire.errors import ConfigError
 from quire.models.config import Fields
-from quire.program import Builder, Names, Value, ops
+from quire.models.tower import embed_patches
+from quire.program import Builder, Names, Value, WeightSpec, ops
 
 SIGLIP = {
     "hidden_size": 768,
@@ -19,7 +20,26 @@ SIGLIP = {
 }
 
 
-def siglip_layer(b: Builder, cfg: Fields, x: Value, p: Names) -> Value:
+def siglip(b: Builder, cfg: Fields, w: Names, places: int) -> Value:
+    """Record the tower for images of one size, which have `places` patches, each with a learned position."""
+    hidden, patch = cfg.size("hidden_size"), cfg.size("patch_size")
+    pixels = 3 * patch**2
+    given = b.record(ops.Patches(b.value((pixels + 2,)))).out
+    x = embed_patches(b, given, w / "embeddings.patch_embedding", (hidden, 3, patch, patch))
+    name = w / "embeddings.position_embedding.weight"
+    table = WeightSpec(name, (places, hidden), (name,))
+    x = b.add(x, b.record(ops.MixedRows(b.value((hidden,)), b.slice(given, pixels, 2), table)).out)
+    return siglip_layers(b, cfg, x, w)
+
+
+def siglip_layers(b: Builder, cfg: Fields, x: Value, w: Names) -> Value:
+    """Record the layers of embedded patches, and the norm after them."""
+    for i in range(cfg.size("num_hidden_layers")):
+        x = _layer(b, cfg, x, w / f"encoder.layers.{i}")
+    return b.layer_norm(x, w / "post_layernorm", cfg.positive("layer_norm_eps"))
+
+
+def _layer(b: Builder, cfg: Fields, x: Value, p: Names) -> Value:
     """Record a layer: attention and an MLP, each after a layer norm."""
     hidden, heads = cfg.size("hidden_size"), cfg.size("num_attention_heads")
     eps = cfg.positive("layer_norm_eps")

@@ -11,8 +11,8 @@ from quire.images.patches import PooledPatches
 from quire.images.vision import Vision
 from quire.models.config import Fields
 from quire.models.defaults import GEMMA3
-from quire.models.siglip import SIGLIP, siglip_layer
-from quire.models.tower import embed_patches, image_token, normalization, unquantized
+from quire.models.siglip import SIGLIP, siglip
+from quire.models.tower import image_token, normalization, unquantized
 from quire.program import Builder, Names, Value, WeightSpec, ops
 
 _TOKENS = 256  # of an image
@@ -24,16 +24,8 @@ def gemma3_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision
     """Record the tower of Gemma 3, with its projection to the embeddings of the text model."""
     stated = {key: value for key, value in raw["vision_config"].items() if value is not None}
     cfg, patching = Fields({**SIGLIP, **stated}), _patching(raw, stated, processor)
-    hidden, patch, b = cfg.size("hidden_size"), cfg.size("patch_size"), Builder()
-    w, pixels = Names("model.vision_tower"), 3 * patch**2
-    given = b.record(ops.Patches(b.value((pixels + 2,)))).out
-    x = embed_patches(b, given, w / "embeddings.patch_embedding", (hidden, 3, patch, patch))
-    name = w / "embeddings.position_embedding.weight"
-    table = WeightSpec(name, (patching.most[0], hidden), (name,))
-    x = b.add(x, b.record(ops.MixedRows(b.value((hidden,)), b.slice(given, pixels, 2), table)).out)
-    for i in range(cfg.size("num_hidden_layers")):
-        x = siglip_layer(b, cfg, x, w / f"encoder.layers.{i}")
-    x = b.layer_norm(x, w / "post_layernorm", cfg.positive("layer_norm_eps"))
+    b = Builder()
+    x = siglip(b, cfg, Names("model.vision_tower"), patching.most[0])
     out = _projected(b, cfg, x, raw, patching.merge**2)
     written = _BEGIN, f"\n\n{_BEGIN}{_TOKEN}{_END}\n\n"
     return Vision(unquantized(b.program(out)), patching, image_token(raw), written=written, whole=True)

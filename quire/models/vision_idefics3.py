@@ -14,9 +14,9 @@ from quire.images.sizes import SquareTiles
 from quire.images.vision import Vision
 from quire.models.config import Fields
 from quire.models.defaults import LLAMA
-from quire.models.siglip import SIGLIP, siglip_layer
-from quire.models.tower import embed_patches, image_token, normalization, tower_fields, unquantized
-from quire.program import Builder, Names, WeightSpec, ops
+from quire.models.siglip import SIGLIP, siglip
+from quire.models.tower import image_token, normalization, tower_fields, unquantized
+from quire.program import Builder, Names, ops
 
 _TOWER = {**SIGLIP, "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
 _AROUND, _OVERVIEW = "<fake_token_around_image>", "<global-img>"
@@ -33,19 +33,10 @@ _LANCZOS = 1  # of Pillow
 
 def idefics3_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
     """Record the tower of Idefics3, with its projection to the embeddings of the text model."""
-    cfg, b, w = tower_fields(raw, _TOWER), Builder(), Names("model.vision_model")
+    cfg, b = tower_fields(raw, _TOWER), Builder()
     patching = _patching(cfg, Fields({"scale_factor": 2, **raw}), processor)
-    hidden, patch, merge = cfg.size("hidden_size"), patching.patch, patching.merge
-    pixels = 3 * patch**2
-    given = b.record(ops.Patches(b.value((pixels + 2,)))).out
-    x = embed_patches(b, given, w / "embeddings.patch_embedding", (hidden, 3, patch, patch))
-    name = w / "embeddings.position_embedding.weight"
-    table = WeightSpec(name, (patching.most[0], hidden), (name,))
-    x = b.add(x, b.record(ops.MixedRows(b.value((hidden,)), b.slice(given, pixels, 2), table)).out)
-    for i in range(cfg.size("num_hidden_layers")):
-        x = siglip_layer(b, cfg, x, w / f"encoder.layers.{i}")
-    x = b.layer_norm(x, w / "post_layernorm", cfg.positive("layer_norm_eps"))
-    x = b.record(ops.JoinRows(b.value((merge**2 * hidden,), "L"), x)).out
+    x = siglip(b, cfg, Names("model.vision_model"), patching.most[0])
+    x = b.record(ops.JoinRows(b.value((patching.merge**2 * x.width,), "L"), x)).out
     width = Fields({**LLAMA, **raw["text_config"]}).size("hidden_size")
     out = b.linear(x, Names("model.connector.modality_projection.proj"), width)
     return Vision(unquantized(b.program(out)), patching, image_token(raw, _TOKEN), marks=MARKS)

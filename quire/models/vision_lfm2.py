@@ -15,7 +15,7 @@ from quire.images.sizes import Tiles
 from quire.images.vision import Vision
 from quire.models.config import Fields
 from quire.models.defaults import LFM2
-from quire.models.siglip import SIGLIP, siglip_layer
+from quire.models.siglip import SIGLIP, siglip_layers
 from quire.models.tower import image_token, normalization, require_same, tower_fields, unquantized
 from quire.program import Builder, Names, Value, ops
 
@@ -62,9 +62,7 @@ def lfm2_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visio
     x = b.linear(b.slice(given, 0, pixels), tower / "embeddings.patch_embedding", hidden, bias=True)
     table = tower / "embeddings.position_embedding"
     x = b.add(x, b.linear(b.slice(given, pixels, places), table, hidden, transposed=True))
-    for i in range(cfg.size("num_hidden_layers")):
-        x = siglip_layer(b, cfg, x, tower / f"encoder.layers.{i}")
-    x = b.layer_norm(x, tower / "post_layernorm", cfg.positive("layer_norm_eps"))
+    x = siglip_layers(b, cfg, x, tower)
     out = _projected(b, whole, x, w / "multi_modal_projector", patching.merge**2)
     program = unquantized(b.program(out, (tower / "head.*",)))  # its vector of a whole image is not used
     return Vision(program, patching, image_token(raw, _TOKEN), marks=MARKS)
