@@ -16,7 +16,7 @@ TEST_ENV := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 
-.PHONY: help run test servers lint format kernels oracle clients ray cuda cubins browser chromium agents endurance exact sanitize deployment arm sdist wheel clean
+.PHONY: help run test servers lint format kernels oracle clients ray cuda cubins browser chromium agents endurance exact sanitize sanitized deployment arm sdist wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -89,13 +89,16 @@ exact: .venv/.test  ## compare 10,000 random requests with and without drafts (A
 # The sanitizer must be there before Python is, and the C++ library, whose exceptions it watches, with it; leaks are
 # Python's own, it never frees all.
 SANITIZE ?= address,undefined
-sanitize: .venv/.test  ## native tests with sanitizers in the core (SANITIZE=thread for races, SETS=best for one instruction set)
-	$(CMAKE) -B build/sanitize-$(SANITIZE) -DQUIRE_SANITIZE=$(SANITIZE) -DQUIRE_WERROR=ON -DQUIRE_SETS=$(or $(SETS),here) >/dev/null
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize-$(SANITIZE)
+sanitize: sanitized  ## native tests with sanitizers in the core (SANITIZE=thread for races, SETS=best for one instruction set)
 	LD_PRELOAD="$$($(CXX) -print-file-name=lib$(if $(findstring thread,$(SANITIZE)),tsan,asan).so) \
 	  $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 TSAN_OPTIONS=halt_on_error=1 \
 	QUIRE_TEST_CORE=$$(echo build/sanitize-$(SANITIZE)/_core.*.so) $(PYTEST) -n auto -p no:cacheprovider tests/native $(ARGS)
+
+# Beside tests that mostly wait it takes what they leave of the processors.
+sanitized: .venv/.test
+	$(CMAKE) -B build/sanitize-$(SANITIZE) -DQUIRE_SANITIZE=$(SANITIZE) -DQUIRE_WERROR=ON -DQUIRE_SETS=$(or $(SETS),here) >/dev/null
+	PATH="$(CURDIR)/$(BIN):$$PATH" nice cmake --build build/sanitize-$(SANITIZE)
 
 # The unit is checked with the command of this folder, as systemd wants one that exists.
 deployment: .venv/.test  ## check the files for systemd and Kubernetes in examples/ (needs systemd-analyze)
