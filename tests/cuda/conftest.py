@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 
 
@@ -14,6 +16,7 @@ def checked_launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     """Check every launch of a test (launch_checks)."""
     is_of_kernels = request.path.stem.endswith("_kernels")
     if is_of_kernels or request.config.getoption("--check-launches"):
+        import_module("quire.backends.cuda.interpreter")  # before Triton, which it tells to interpret
         from launch_checks import LaunchChecks
 
         LaunchChecks(monkeypatch)
