@@ -31,6 +31,20 @@ ARCEE: Defaults = {
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
 }
+BITNET: Defaults = {
+    **PLAIN,
+    "vocab_size": 128256,
+    "hidden_size": 2560,
+    "intermediate_size": 6912,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 5,
+    "hidden_act": "relu2",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "attention_bias": False,
+}
 CWM: Defaults = {
     **PLAIN,
     "vocab_size": 128256,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.models import defaults, defaults_latent, defaults_variations
 from quire.models.afmoe import afmoe
+from quire.models.bitnet import bitnet
 from quire.models.cohere2 import cohere
 from quire.models.deepseek import youtu
 from quire.models.family import Family
@@ -52,5 +53,6 @@ VARIATIONS: dict[str, Family] = {
         gpt_neox, defaults_variations.GPT_NEOX, spelled=GPT_NEOX, unused=unused_of_neox
     ),
     "ArceeForCausalLM": Family(arcee, defaults_variations.ARCEE),
+    "BitNetForCausalLM": Family(bitnet, defaults_variations.BITNET),
     "CwmForCausalLM": Family(cwm, defaults_variations.CWM, lambda fields, layer: layer % 4 != 0),
 }

@@ -46,7 +46,7 @@ ROOMS = (
     ),
     Room(
         "variations",
-        830,
+        850,
         "families that vary others: each could be deleted with its line in recent.py or variations.py",
         (
             "models/recent.py",
@@ -55,7 +55,7 @@ ROOMS = (
             "models/defaults_variations.py",
             *(f"models/{name}.py" for name in ("afmoe", "bamba", "cohere2_moe", "dots1", "exaone_moe")),
             *(f"models/{name}.py" for name in ("gpt_neox", "hy_v3", "lfm3", "mellum", "mimo_v2")),
-            *(f"models/{name}.py" for name in ("nemotron", "olmo", "phi")),
+            *(f"models/{name}.py" for name in ("bitnet", "nemotron", "olmo", "phi")),
         ),
     ),
     Room(
@@ -145,13 +145,13 @@ ROOMS = (
     ),
     Room(
         "checkpoint formats",
-        1_300,
+        1_315,
         "readers of quantized safetensors: each could be deleted with its line in registry.py",
         ("weights/formats", "weights/quantized.py"),
     ),
     Room(
         "gguf",
-        3_230,
+        3_235,
         "GGUF files: container, blocks, configuration, tokenizers, pooling: could be deleted, with its lines "
         "in weights/hub.py",
         ("weights/gguf",),

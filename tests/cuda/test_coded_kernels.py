@@ -49,19 +49,20 @@ INTEGERS: dict[str, dict[str, Any]] = {
     "mlx of 8 bits": {"bits": 8, "group": 64, "scales": "bf16", "minimums": "bf16"},
     "signed": {"bits": 4, "table": "signed", "group": 256, "scales": "f32"},
     "groups of 48": {"bits": 5, "group": 48, "minimums": "f16"},
+    "tq2_0": {"bits": 2, "zeros": True, "group": 256},
+    "bitnet": {"bits": 2, "table": "offset", "group": None, "scales": "bf16"},
     "7 bits": {"bits": 7, "table": "signed", "group": 64},
     "7 bits with zeros": {"bits": 7, "zeros": True, "group": 128},
     "act-order": {"bits": 4, "group": 128, "zeros": True, "ordered": True},
     "w8a8": {"bits": 8, "table": "signed", "group": None, "scales": "bf16", "by_row": True},
 }
-NO_TABLES = {"act-order", "w8a8"}
+NO_TABLES = {"act-order", "w8a8", "tq2_0", "bitnet"}
 FLOATS: dict[str, dict[str, Any]] = {
     "fp8": {"bits": 8, "table": "e4m3", "group": 128, "scales": "f32"},
     "fp8 of a row": {"bits": 8, "table": "e4m3", "group": None, "scales": "bf16"},
     "e5m2": {"bits": 8, "table": "e5m2", "group": None, "scales": "f32"},
     "mxfp8": {"bits": 8, "table": "e4m3", "scales": "e8m0"},
     "nf4": {"bits": 4, "table": NF4, "group": 64, "scales": "f32"},
-    "tq2_0": {"bits": 2, "table": (-1.0, 0.0, 1.0, 2.0), "group": 256},
 }
 
 

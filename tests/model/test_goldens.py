@@ -106,6 +106,7 @@ def test_every_checkpoint_and_architecture_is_tested(shared_data: Path) -> None:
         *("SeedOssForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM", "StableLmForCausalLM"),
         *("ApertusForCausalLM", "MiniCPMForCausalLM"),
         *("MellumForCausalLM", "GlmForCausalLM", "ArceeForCausalLM", "CwmForCausalLM"),
+        "BitNetForCausalLM",
         *("NemotronForCausalLM", "GPTNeoXForCausalLM"),
         *("OlmoForCausalLM", "CohereForCausalLM", "PhiForCausalLM"),
         *("AfmoeForCausalLM", "YoutuForCausalLM"),

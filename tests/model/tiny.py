@@ -382,6 +382,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 8,
     },
     "glm": {"architectures": ["GlmForCausalLM"], **_SIZES, "head_dim": 8},
+    "bitnet": {"architectures": ["BitNetForCausalLM"], **_SIZES, "attention_bias": True},
     "arcee": {"architectures": ["ArceeForCausalLM"], **_SIZES, "mlp_bias": True, "rope_scaling": _YARN},
     "cwm": {
         "architectures": ["CwmForCausalLM"],

@@ -32,6 +32,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "long groups": {"bits": 4, "group": 512, "scales": "f32", "minimums": "f32"},
     "groups of 48": {"bits": 5, "group": 48, "scales": "f16", "minimums": "f16"},
     "groups of 192": {"bits": 4, "group": 192, "scales": "bf16", "zeros": True},
+    "tq2_0": {"bits": 2, "group": 256, "zeros": True},
+    "bitnet": {"bits": 2, "table": "offset", "group": None, "scales": "bf16"},
     "7 bits": {"bits": 7, "table": "signed", "group": 64},
     "7 bits offset": {"bits": 7, "table": "offset", "scales": "f32"},
     "act-order": {"bits": 4, "group": 128, "zeros": True, "ordered": True},

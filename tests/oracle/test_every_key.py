@@ -320,6 +320,7 @@ _OF_WINDOWS = [ABSENT, [_FULL, _SLIDING, _SLIDING], [_SLIDING, _FULL, _SLIDING]]
 _OF_TWO = {"n_group": [1, 2], "num_experts_per_tok": [1, 2]}  # a group ranks by two experts
 # key -> what it may say in the configs of one class, whatever VALUES has; no other class has these keys
 OF_CLASS: dict[str, dict[str, list[Any]]] = {
+    "BitNet": {"head_dim": [8, ABSENT], "num_key_value_heads": [8, 2, 1, None]},  # norms as wide as the model
     "Lfm3": {
         "layer_types": [["conv", _FULL, _SLIDING], [_SLIDING, "conv", _FULL], ABSENT],
         "sliding_window": [9, 20, ABSENT],

@@ -639,6 +639,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("part", "Glm", {"head_dim": 8, "rope_scaling": {"type": "linear", "factor": 3.0}}),
     ("no-bias", "Glm", {"head_dim": 12, "attention_bias": False, "tie_word_embeddings": True}),
     ("no-gate", "Arcee", {"head_dim": 10, "attention_bias": True, "mlp_bias": True, "rope_scaling": YARN}),
+    ("norms", "BitNet", {"attention_bias": True, "rope_scaling": YARN}),
     ("windows", "Cwm", {"head_dim": 8, "sliding_window": 9, "mlp_bias": True}),
     ("experts", "GraniteMoe", {"num_local_experts": 6, "num_experts_per_tok": 3, **MULTIPLIERS}),
     (

@@ -60,6 +60,8 @@ def _kind(method: str, settings: Settings) -> CodedStorage | None:
         if settings.flag("load_in_8bit"):
             return CodedStorage("bitsandbytes int8", 8, "signed", None, ScaleForm("f32"))
         return CodedStorage("bitsandbytes nf4", 4, "unsigned", 64, ScaleForm("f32"))
+    if method == "bitnet":
+        return CodedStorage("bitnet", 2, "offset", None, ScaleForm("bf16"))
     if method == "compressed-tensors":
         return _of_groups(settings)
     if str(settings.get("mode", default="")).startswith("mxfp4"):

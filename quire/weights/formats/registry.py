@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.errors import ConfigError, quoted, shortened
 from quire.weights.formats.awq import read_awq
+from quire.weights.formats.bitnet import read_bitnet
 from quire.weights.formats.bitsandbytes import read_bitsandbytes
 from quire.weights.formats.compressed_tensors import read_compressed_tensors
 from quire.weights.formats.fp8 import read_fp8
@@ -32,6 +33,7 @@ def _alone(read: Callable[[Settings, RawTensors], Reading]) -> Reader:
 # quant_method -> reader
 READERS: dict[str, Reader] = {
     "awq": _alone(read_awq),
+    "bitnet": _alone(read_bitnet),
     "bitsandbytes": _alone(read_bitsandbytes),
     "compressed-tensors": _alone(read_compressed_tensors),
     "fbgemm_fp8": read_fp8,

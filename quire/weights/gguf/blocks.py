@@ -23,13 +23,14 @@ _PANEL_BYTES = 1 << 18  # of blocks, read together: their temporaries fit in the
 
 
 class _Parts(NamedTuple):
-    """The content of some blocks: packed codes [n, bytes], scales [n, ...], perhaps minimums."""
+    """The content of some blocks: packed codes [n, bytes], scales [n, ...], perhaps minimums or zeros."""
 
     packed: Array
     values: Array
     codes: Array | None = None
     minimum_values: Array | None = None
     minimum_codes: Array | None = None
+    zeros: Array | None = None
 
     def map(self, change: Callable[[Array], Array]) -> _Parts:
         """Apply a function to all arrays."""
@@ -77,6 +78,7 @@ def read_blocks(coding: Coding, blocks: Array, shape: tuple[int, ...], mapper: M
         group=storage.group,
         scales=_scales(found.values, found.codes, storage.scales),
         minimums=minimums,
+        zeros=found.zeros,
     )
 
 
@@ -234,15 +236,19 @@ def _tq1_0(blocks: Array) -> _Parts:
     ]
     flat = np.concatenate([part.reshape(len(blocks), -1) for part in trits], axis=1)
     codes = (flat.astype(np.uint16) * 3 >> 8).astype(np.uint8)
-    return _Parts(pack_codes(codes, 2), _half(blocks, 52))
+    return _ternary(codes, _half(blocks, 52))
 
 
 def _tq2_0(blocks: Array) -> _Parts:
-    return _Parts(pack_codes(_quarters(blocks[:, :64]), 2), _half(blocks, 64))
+    return _ternary(_quarters(blocks[:, :64]), _half(blocks, 64))
+
+
+def _ternary(codes: Array, values: Array) -> _Parts:
+    """Return the parts of codes that mean one less."""
+    return _Parts(pack_codes(codes, 2), values, zeros=np.ones(len(codes), np.uint8))
 
 
 _HALF = ScaleForm("f16")
-_TERNARY = (-1.0, 0.0, 1.0, 2.0)
 
 
 def _coding(
@@ -253,8 +259,9 @@ def _coding(
     read: Callable[[Array], _Parts],
     scales: ScaleForm = _HALF,
     minimums: ScaleForm | None = None,
+    zeros: bool = False,
 ) -> Coding:
-    return Coding(CodedStorage(kind, bits, table, group, scales, minimums), read)
+    return Coding(CodedStorage(kind, bits, table, group, scales, minimums, zeros), read)
 
 
 _K6, _K2 = ScaleForm("f16", "u8", 6, 8), ScaleForm("f16", "u8", 4, 16)
@@ -274,6 +281,6 @@ CODINGS = {
     "IQ4_NL": _coding("iq4_nl", 4, "iq4nl", 32, _iq4_nl),
     "IQ4_XS": _coding("iq4_xs", 4, "iq4nl", 32, _iq4_xs, ScaleForm("f16", "i8", 6, 8)),
     "MXFP4": _coding("mxfp4", 4, "fp4", 32, _mxfp4, ScaleForm("e8m0")),
-    "TQ1_0": _coding("tq1_0", 2, _TERNARY, 256, _tq1_0),
-    "TQ2_0": _coding("tq2_0", 2, _TERNARY, 256, _tq2_0),
+    "TQ1_0": _coding("tq1_0", 2, "unsigned", 256, _tq1_0, zeros=True),
+    "TQ2_0": _coding("tq2_0", 2, "unsigned", 256, _tq2_0, zeros=True),
 }

@@ -100,11 +100,10 @@ _KINDS: dict[CodedKind, bool] = {
             _ROWS,  # W8A8
             *_integers(8, 32, scales="32"),  # bitsandbytes
             *_integers(8, 32, shift="zeros"),
-            *(kind for bits in (2, 3) for kind in _integers(bits, 128)),  # GPTQ
-            *(kind for bits in (2, 3) for kind in _integers(bits, 128, shift="zeros")),
+            *(kind for bits in (2, 3) for kind in _integers(bits, 128)),  # GPTQ, BitNet
+            *(kind for bits in (2, 3) for kind in _integers(bits, 128, shift="zeros")),  # TQ1_0, TQ2_0
             CodedKind(8, "e5m2", 128, "32"),
             *(CodedKind(4, "floats", unit, "32") for unit in (64, 128)),  # bitsandbytes
-            CodedKind(2, "floats", 128, "32"),  # TQ1_0, TQ2_0
         ),
         False,
     ),
