@@ -34,6 +34,8 @@ auto of_kind(const Coding& coding, Make make)
   switch (coding.bits * 1000 + summed) {
     case 2016:
       return either.template operator()<2, Summed::half>();
+    case 2128:
+      return either.template operator()<2, Summed::span>();
     case 3016:
       return either.template operator()<3, Summed::half>();
     case 4032:
