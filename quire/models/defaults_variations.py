@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.models.defaults import COHERE2, GRANITE, LLAMA, PLAIN, Defaults
+from quire.models.defaults import COHERE2, GRANITE, LLAMA, MISTRAL, PLAIN, Defaults
 
 _NO_OLDER_ROPE = ("rope_theta", "rope_scaling", "original_max_position_embeddings")
 MELLUM: Defaults = {
@@ -67,6 +67,50 @@ GRANITE_MOE: Defaults = {
     "num_experts_per_tok": 2,
 }
 GRANITE_MOE_SHARED: Defaults = {**GRANITE_MOE, "shared_intermediate_size": 0}
+_WINDOWS: Defaults = {"sliding_window": 128, "layer_types": None, "layer_rope_theta": None}
+GRANITE_SWA: Defaults = {
+    **GRANITE,
+    **_WINDOWS,
+    "vocab_size": 100352,
+    "hidden_size": 2560,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+GRANITE_MOE_SWA: Defaults = {**GRANITE_MOE_SHARED, **_WINDOWS}
+HYPERCLOVAX: Defaults = {**GRANITE, "attention_multiplier": None, "use_post_norm": True}
+JAIS2: Defaults = {
+    **LLAMA,
+    "vocab_size": 150272,
+    "hidden_size": 3328,
+    "intermediate_size": 26624,
+    "num_attention_heads": 26,
+    "hidden_act": "relu2",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": True,
+    "mlp_bias": True,
+}
+HELIUM: Defaults = {
+    **PLAIN,
+    "vocab_size": 48000,
+    "hidden_size": 2560,
+    "intermediate_size": 7040,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 20,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-8,
+    "rope_theta": 100_000.0,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+MINISTRAL: Defaults = {**MISTRAL, "layer_types": None}
 AFMOE: Defaults = {
     **PLAIN,
     "vocab_size": 200192,

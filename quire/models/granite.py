@@ -12,43 +12,62 @@ from quire.program import Builder, Names, Rows, Value, WeightSpec
 from quire.program.ops.experts import ExpertWeights, Routing
 
 Mlp = Callable[[Builder, ModelConfig, Value, Names], Value]  # from the names of a layer
+Attention = Callable[[Builder, ModelConfig, int, tuple[Value, Value, Value], Names], Value]
 
 
 def granite(b: Builder, cfg: ModelConfig, w: Names) -> Value:
-    return _decoder(b, cfg, w, lambda b, cfg, h, p: gated_mlp(b, cfg, h, p / "mlp", cfg.flag("mlp_bias")))
+    return b.scale(decoder(b, cfg, w, dense_mlp), 1.0 / cfg.positive("logits_scaling"))
 
 
 def granite_moe(b: Builder, cfg: ModelConfig, w: Names) -> Value:
-    return _decoder(b, cfg, w, experts_and_shared)
+    return b.scale(decoder(b, cfg, w, experts_and_shared), 1.0 / cfg.positive("logits_scaling"))
 
 
-def _decoder(b: Builder, cfg: ModelConfig, w: Names, mlp: Mlp) -> Value:
-    bias = cfg.flag("attention_bias")
-    residual = cfg.number("residual_multiplier")
+def decoder(b: Builder, cfg: ModelConfig, w: Names, mlp: Mlp, attention: Attention | None = None) -> Value:
+    """Record the layers and the head, with logits before they are scaled."""
+    attention = attention or _attention
+    bias, norms_after = cfg.flag("attention_bias"), cfg.flag("use_post_norm")
+
+    def add(x: Value, h: Value, name: Names) -> Value:
+        h = b.rms_norm(h, name, cfg.norm_eps) if norms_after else h
+        return b.add(x, b.scale(h, cfg.number("residual_multiplier")))
+
     x = b.scale(embed_tokens(b, cfg, w), cfg.number("embedding_multiplier"))
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
-        q, k, v = project_qkv(b, cfg, h, p / "self_attn", bias=bias)
-        q, k = rotate(b, q, k, cfg.rope())
-        h = b.attention(q, k, v, scale=cfg.number("attention_multiplier"))
-        h = b.linear(h, p / "self_attn.o_proj", cfg.hidden_size, bias=bias)
-        x = b.add(x, b.scale(h, residual))
+        h = attention(b, cfg, i, project_qkv(b, cfg, h, p / "self_attn", bias=bias), p / "self_attn")
+        x = add(x, b.linear(h, p / "self_attn.o_proj", cfg.hidden_size, bias=bias), p / "post_norm1")
         h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
-        x = b.add(x, b.scale(mlp(b, cfg, h, p), residual))
-    return b.scale(head(b, cfg, x, w), 1.0 / cfg.positive("logits_scaling"))
+        x = add(x, mlp(b, cfg, h, p), p / "post_norm2")
+    return head(b, cfg, x, w)
+
+
+def _attention(b: Builder, cfg: ModelConfig, layer: int, qkv: tuple[Value, Value, Value], p: Names) -> Value:
+    q, k = rotate(b, *qkv[:2], cfg.rope())
+    return b.attention(q, k, qkv[2], scale=score_scale(cfg))
+
+
+def score_scale(cfg: ModelConfig) -> float:
+    """Return the factor of scores: that of config.json, or 1 / sqrt(head_dim)."""
+    stated = cfg.get("attention_multiplier")
+    return cfg.head_dim**-0.5 if stated is None else cfg.number("attention_multiplier")
+
+
+def dense_mlp(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
+    return gated_mlp(b, cfg, h, p / "mlp", cfg.flag("mlp_bias"))
 
 
 def experts_and_shared(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
     """Return what a layer has in place of an MLP: experts, an MLP of every token, or their sum."""
-    shared = _shared_mlp(b, cfg, h, p / "shared_mlp") if cfg.get("shared_intermediate_size") else None
+    shared = shared_mlp(b, cfg, h, p / "shared_mlp") if cfg.get("shared_intermediate_size") else None
     if cfg.get("num_experts") == 0 and shared is not None:
         return shared
     mixed = _experts(b, cfg, h, p / "block_sparse_moe")
     return mixed if shared is None else b.add(mixed, shared)
 
 
-def _shared_mlp(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
+def shared_mlp(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
     inner = cfg.size("shared_intermediate_size")
     packed = b.linear(h, p / "input_linear", 2 * inner)
     gate, up = b.slice(packed, 0, inner), b.slice(packed, inner, inner)
@@ -67,6 +86,9 @@ def _experts(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
     name = p / "output_linear.weight"
     down = WeightSpec(name, (count, hidden, inner), (name,), quantizable=True)
     experts = ExpertWeights(half("gate", 0), half("up", inner), down)
-    routing = Routing(cfg.size("num_experts_per_tok"), normalized=True)
     scores = b.linear(h, p / "router.layer", count)
-    return b.experts(h, scores, experts, routing=routing, activation=cfg.hidden_act)
+    return b.experts(h, scores, experts, routing=routing_of(cfg), activation=cfg.hidden_act)
+
+
+def routing_of(cfg: ModelConfig) -> Routing:
+    return Routing(cfg.size("num_experts_per_tok"), normalized=True)

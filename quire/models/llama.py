@@ -1,5 +1,5 @@
 """Llama 1, 2, 3 (arXiv:2302.13971, 2307.09288, 2407.21783), Mistral (2310.06825), Ministral 3, Qwen2
-(2407.10671) and the text model of Qwen2-VL (2409.12191), SmolLM3, Seed-OSS, CWM (2510.02387) and Arcee:
+(2407.10671) and the text model of Qwen2-VL (2409.12191), SmolLM3, Seed-OSS, CWM (2510.02387), Helium, Arcee:
 pre-norm blocks of attention and a gated MLP, which differ in biases, windows and rope; Arcee's has no gate.
 """
 
@@ -36,6 +36,10 @@ def qwen2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
 def arcee(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     bias = cfg.flag("attention_bias")
     return _decoder(b, cfg, w, qkv_bias=bias, out_bias=bias, mlp=plain_mlp)
+
+
+def helium(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    return _decoder(b, cfg, w, qkv_bias=cfg.flag("attention_bias"), interleaved=True)
 
 
 # Default rope parameters of CWM.
@@ -92,6 +96,7 @@ def _decoder(
     vision: Vision | None = None,
     sections: tuple[int, ...] = (),
     mlp: Mlp = gated_mlp,
+    interleaved: bool = False,
 ) -> Value:
     """Record the layers, with the rope parameters `given` or those of config.json.
 
@@ -99,7 +104,7 @@ def _decoder(
     `sections` says for how many pairs each.
     """
     given = cfg.rope_parameters() if given is None else given
-    rope, growth = cfg.rope(given), query_growth(cfg, given) if grows else None
+    rope, growth = cfg.rope(given, interleaved=interleaved), query_growth(cfg, given) if grows else None
     x = embed_tokens(b, cfg, w)
     if vision is not None:
         x = place_images(b, x)

@@ -12,14 +12,15 @@ from quire.models.glm4 import glm
 from quire.models.gpt_neox import gpt_neox
 from quire.models.gpt_neox import unused as unused_of_neox
 from quire.models.granite import granite_moe
+from quire.models.granite_variations import granite_moe_swa, granite_swa, hyperclovax
 from quire.models.left_out import mtp
-from quire.models.llama import arcee, cwm
+from quire.models.llama import arcee, cwm, helium, llama
 from quire.models.mellum import mellum
-from quire.models.nemotron import nemotron
+from quire.models.nemotron import jais2, nemotron
 from quire.models.olmo import olmo
 from quire.models.phi import phi
 from quire.models.spelled import GPT_NEOX
-from quire.models.windows import all_but_stated
+from quire.models.windows import all_but_fourth_from_first, all_but_stated
 
 _EXPERTS = {"num_experts": "num_local_experts"}
 _NO_OTHER_NAME = {"num_experts": "num_experts"}  # num_local_experts means nothing there
@@ -33,6 +34,11 @@ VARIATIONS: dict[str, Family] = {
     "GraniteMoeSharedForCausalLM": Family(
         granite_moe, defaults_variations.GRANITE_MOE_SHARED, spelled=_EXPERTS
     ),
+    "GraniteSWAForCausalLM": Family(granite_swa, defaults_variations.GRANITE_SWA, all_but_fourth_from_first),
+    "GraniteMoeSWAForCausalLM": Family(
+        granite_moe_swa, defaults_variations.GRANITE_MOE_SWA, all_but_fourth_from_first, spelled=_EXPERTS
+    ),
+    "HyperCLOVAXForCausalLM": Family(hyperclovax, defaults_variations.HYPERCLOVAX),
     "AfmoeForCausalLM": Family(
         afmoe,
         defaults_variations.AFMOE,
@@ -49,10 +55,13 @@ VARIATIONS: dict[str, Family] = {
     "NemotronForCausalLM": Family(
         nemotron, defaults_variations.NEMOTRON, spelled={"rms_norm_eps": "norm_eps"}
     ),
+    "Jais2ForCausalLM": Family(jais2, defaults_variations.JAIS2, spelled={"rms_norm_eps": "layer_norm_eps"}),
     "GPTNeoXForCausalLM": Family(
         gpt_neox, defaults_variations.GPT_NEOX, spelled=GPT_NEOX, unused=unused_of_neox
     ),
     "ArceeForCausalLM": Family(arcee, defaults_variations.ARCEE),
     "BitNetForCausalLM": Family(bitnet, defaults_variations.BITNET),
-    "CwmForCausalLM": Family(cwm, defaults_variations.CWM, lambda fields, layer: layer % 4 != 0),
+    "HeliumForCausalLM": Family(helium, defaults_variations.HELIUM),
+    "MinistralForCausalLM": Family(llama, defaults_variations.MINISTRAL),
+    "CwmForCausalLM": Family(cwm, defaults_variations.CWM, all_but_fourth_from_first),
 }

@@ -13,6 +13,10 @@ def all_but_fourth(fields: Fields, layer: int) -> bool:
     return (layer + 1) % 4 != 0
 
 
+def all_but_fourth_from_first(fields: Fields, layer: int) -> bool:
+    return layer % 4 != 0
+
+
 def all_but_sixth(fields: Fields, layer: int) -> bool:
     return (layer + 1) % 6 != 0
 

@@ -28,6 +28,8 @@ def bases(name: str, **changes: Any) -> list[float]:
 
 def test_window_layers() -> None:
     assert windows("cwm", num_hidden_layers=5) == [None, 20, 20, 20, None]
+    assert windows("granite_swa", num_hidden_layers=5, layer_rope_theta=None) == [None, 20, 20, 20, None]
+    assert windows("ministral", layer_types=None) == [20, 20]
     assert windows("mellum", layer_types=None) == [None, None, None]
     assert windows("afmoe") == [20, None, 20]
     assert windows("afmoe", global_attn_every_n_layers=3) == [20, 20, None]
@@ -36,6 +38,8 @@ def test_window_layers() -> None:
 def test_ropes() -> None:
     assert bases("mellum") == [10_000.0, 500_000.0, 10_000.0]
     assert len(bases("afmoe")) == 2  # of three layers
+    assert bases("granite_swa") == [10_000.0, 500.0]  # the first layer rotates nothing
+    assert bases("granite_swa", layer_rope_theta=None, rope_theta=700.0) == [700.0] * 3
     assert bases("cohere") == [500_000.0] * 2
     assert bases("gpt_neox", rotary_emb_base=300.0) == [300.0] * 2
 
@@ -47,6 +51,9 @@ def test_ropes() -> None:
         ("phi", {"tie_word_embeddings": True}, "tie_word_embeddings"),
         ("afmoe", {"route_norm": False}, "route_norm"),
         ("afmoe", {"score_func": "softmax"}, "score_func"),
+        ("granite_swa", {"layer_rope_theta": [0, 500.0]}, "layer_rope_theta"),
+        ("granite_swa", {"layer_rope_theta": [0, 500.0, "x"]}, "layer_rope_theta"),
+        ("granite_swa", {"layer_rope_theta": [0, 500.0, -1]}, "layer_rope_theta"),
         ("mellum", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters"),
         ("mellum", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types"),
     ],

@@ -321,6 +321,15 @@ _OF_TWO = {"n_group": [1, 2], "num_experts_per_tok": [1, 2]}  # a group ranks by
 # key -> what it may say in the configs of one class, whatever VALUES has; no other class has these keys
 OF_CLASS: dict[str, dict[str, list[Any]]] = {
     "BitNet": {"head_dim": [8, ABSENT], "num_key_value_heads": [8, 2, 1, None]},  # norms as wide as the model
+    "Helium": {"head_dim": [8], "num_key_value_heads": [8, 2, 1]},  # its output matrix is square
+    "Ministral": {"head_dim": [8, 12], "sliding_window": [9, 20, ABSENT]},
+    "GraniteSWA": {"layer_rope_theta": [ABSENT, None, [900.0, 0, 50]], "sliding_window": [9, 20, ABSENT]},
+    "GraniteMoeSWA": {
+        "layer_rope_theta": [ABSENT, None, [900.0, 0, 50]],
+        "sliding_window": [9, 20, ABSENT],
+        "shared_intermediate_size": [16, 0, ABSENT],
+    },
+    "HyperCLOVAX": {"use_post_norm": _FLAG, "attention_multiplier": [ABSENT, None, 0.7]},
     "Lfm3": {
         "layer_types": [["conv", _FULL, _SLIDING], [_SLIDING, "conv", _FULL], ABSENT],
         "sliding_window": [9, 20, ABSENT],
