@@ -46,7 +46,7 @@ ROOMS = (
     ),
     Room(
         "variations",
-        830,
+        985,
         "families that vary others: each could be deleted with its line in recent.py or variations.py",
         (
             "models/recent.py",
@@ -55,7 +55,7 @@ ROOMS = (
             "models/defaults_variations.py",
             *(f"models/{name}.py" for name in ("afmoe", "bamba", "cohere2_moe", "dots1", "exaone_moe")),
             *(f"models/{name}.py" for name in ("gpt_neox", "hy_v3", "lfm3", "mellum", "mimo_v2")),
-            *(f"models/{name}.py" for name in ("nemotron", "olmo", "phi")),
+            *(f"models/{name}.py" for name in ("kimi_linear", "nemotron", "olmo", "olmo_hybrid", "phi")),
         ),
     ),
     Room(
@@ -139,7 +139,7 @@ ROOMS = (
     ),
     Room(
         "formats",
-        2_025,
+        2_035,
         "reading checkpoints, and storing weights in fewer bits, ours and those of other formats",
         ("weights", "quantize"),
     ),
