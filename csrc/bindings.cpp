@@ -181,8 +181,8 @@ NB_MODULE(_core, m) {
       .def("convolve", &Native::convolve, "out"_a, "x"_a, "cache"_a, "layer"_a, "weight"_a, "bias"_a.none(),
            "activation"_a)
       .def("recur", &Native::recur, "out"_a, "x"_a, "decay"_a, "cache"_a, "layer"_a)
-      .def("delta_rule", &Native::delta_rule, "out"_a, "x"_a, "decay"_a, "beta"_a, "cache"_a, "layer"_a,
-           "log_rate"_a, "bias"_a, "key_heads"_a, "key_dim"_a)
+      .def("delta_rule", &Native::delta_rule, "out"_a, "q"_a, "k"_a, "v"_a, "decay"_a, "beta"_a, "cache"_a,
+           "layer"_a, "log_rate"_a, "bias"_a, "key_heads"_a, "key_dim"_a, "beta_factor"_a)
       .def("state_space", &Native::state_space, "out"_a, "x"_a, "step"_a, "cache"_a, "layer"_a, "log_rate"_a,
            "bias"_a, "skip"_a, "groups"_a, "state_dim"_a, "low"_a, "high"_a)
       .def("run", &Native::run, "token_ids"_a, "positions"_a, "row_offsets"_a, "block_tables"_a, "slots"_a,

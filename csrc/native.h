@@ -320,10 +320,12 @@ class Native {
     executor_.add(std::make_unique<GatedRecurrence>(out, x, decay, &cache, layer));
   }
 
-  void delta_rule(int64_t out, int64_t x, int64_t decay, int64_t beta, const StateCache& cache, int64_t layer,
-                  Floats log_rate, Floats bias, int64_t key_heads, int64_t key_dim) {
-    executor_.add(std::make_unique<DeltaRule>(out, x, decay, beta, &cache, layer, vector(log_rate),
-                                              vector(bias), key_heads, key_dim, deltas_));
+  void delta_rule(int64_t out, int64_t q, int64_t k, int64_t v, int64_t decay, int64_t beta,
+                  const StateCache& cache, int64_t layer, Floats log_rate, Floats bias, int64_t key_heads,
+                  int64_t key_dim, float beta_factor) {
+    const DeltaOptions options{key_heads, key_dim, beta_factor, vector(log_rate), vector(bias)};
+    const DeltaInputs inputs{q, k, v, decay, beta};
+    executor_.add(std::make_unique<DeltaRule>(out, inputs, &cache, layer, options, deltas_));
   }
 
   void state_space(int64_t out, int64_t x, int64_t step, const StateCache& cache, int64_t layer,

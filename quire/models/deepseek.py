@@ -15,6 +15,7 @@ from quire.images.vision import Vision
 from quire.models.config import ModelConfig
 from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, query_growth, rotate
 from quire.models.moe import (
+    GATE_UP_DOWN,
     biased_routing,
     expert_stack,
     fused_experts,
@@ -178,12 +179,20 @@ def experts_or_mlp(b: Builder, cfg: ModelConfig, layer: int, h: Value, p: Names,
     return gated_mlp(b, cfg, h, p, cfg.flag("mlp_bias"))
 
 
-def mixture(b: Builder, cfg: ModelConfig, h: Value, p: Names, routing: Router) -> Value:
+def mixture(
+    b: Builder,
+    cfg: ModelConfig,
+    h: Value,
+    p: Names,
+    routing: Router,
+    names: tuple[str, str, str] = GATE_UP_DOWN,
+) -> Value:
     """Return the mixture of experts, and the shared ones of a family that has them."""
     inner = cfg.size("moe_intermediate_size")
     scores = b.linear(h, p / "gate", cfg.num_experts)
     fused = routing is pair_routing
-    experts = fused_experts(cfg, p / "experts", inner) if fused else expert_stack(cfg, p / "experts", inner)
+    own = p / "experts"
+    experts = fused_experts(cfg, own, inner) if fused else expert_stack(cfg, own, inner, names)
     mixed = b.experts(h, scores, experts, routing=routing(cfg, p), activation=cfg.hidden_act)
     if "n_shared_experts" not in cfg.values:
         return mixed
@@ -202,17 +211,17 @@ def latent_attention(
     cfg: ModelConfig,
     h: Value,
     p: Names,
-    rope: Rope,
+    rope: Rope | None,
     given: Mapping[str, Any] | None = None,
     growth: tuple[float, int] | None = None,
 ) -> Value:
     """Return the output of MLA in its absorbed form: queries and mixed latents are multiplied by head.
 
-    `given` are the parameters of the rope, by default those of config.json; `growth` (beta, period) that of
-    queries (ScaleByPosition).
+    `given` are the parameters of the rope (None: nothing is rotated), by default those of config.json;
+    `growth` (beta, period) that of queries (ScaleByPosition).
     """
     bias, heads, rank = cfg.flag("attention_bias"), cfg.num_attention_heads, cfg.size("kv_lora_rank")
-    plain, turned = cfg.size("qk_nope_head_dim"), rope.dim
+    plain, turned = cfg.size("qk_nope_head_dim"), cfg.size("qk_rope_head_dim")
     values = cfg.optional_size("v_head_dim") or cfg.hidden_size // heads
     source, x = p / "q_proj", h
     if (compressed := cfg.optional_size("q_lora_rank")) is not None:
@@ -223,7 +232,7 @@ def latent_attention(
     q_rope = b.linear(x, source, (heads, turned), rows=Rows(width, ((plain, turned),)), part="rotated")
     both = b.linear(h, p / "kv_a_proj_with_mqa", rank + turned, bias=bias)
     c = b.rms_norm(b.slice(both, 0, rank), p / "kv_a_layernorm", _EPS)
-    r = b.rotary(b.slice(both, rank, (1, turned)), rope)
+    r = b.slice(both, rank, (1, turned))
 
     kv_b, each = p / "kv_b_proj", plain + values
     of_keys = WeightSpec(
@@ -242,7 +251,9 @@ def latent_attention(
         quantizable=True,
         by_head="outputs",
     )
-    q, q_rope = b.linear_by_head(q, of_keys), b.rotary(q_rope, rope)
+    q = b.linear_by_head(q, of_keys)
+    if rope is not None:
+        q_rope, r = rotate(b, q_rope, r, rope)
     if growth is not None:
         q, q_rope = b.scale_by_position(q, *growth), b.scale_by_position(q_rope, *growth)
     scale = _score_scale(cfg.rope_parameters() if given is None else given, rope, width)
@@ -250,10 +261,10 @@ def latent_attention(
     return b.linear(b.linear_by_head(mixed, of_values), p / "o_proj", cfg.hidden_size, bias=bias)
 
 
-def _score_scale(given: Mapping[str, Any], rope: Rope, width: int) -> float:
+def _score_scale(given: Mapping[str, Any], rope: Rope | None, width: int) -> float:
     """Return the factor of scores; a scaled rope with mscale_all_dim raises it (YaRN in DeepSeek-V2)."""
     of_all = given.get("mscale_all_dim")
-    longer = mscale(rope.factor, of_all) if of_all and rope.rope_type != "default" else 1.0
+    longer = mscale(rope.factor, of_all) if rope and of_all and rope.rope_type != "default" else 1.0
     return width**-0.5 * longer * longer
 
 

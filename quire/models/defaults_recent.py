@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.models.defaults import GLM4_MOE, LFM2, LLAMA, PLAIN, Defaults
+from quire.models.defaults_latent import DEEPSEEK_V3
 from quire.models.defaults_mamba import MAMBA
 
 _OF_LFM2 = ("block_multiple_of", "block_ffn_dim_multiplier", "block_auto_adjust_ff_dim", "full_attn_idxs")
@@ -154,4 +155,44 @@ BAMBA: Defaults = {
     "rms_norm_eps": 1e-5,
     "partial_rotary_factor": 0.5,
     "attn_layer_indices": None,
+}
+_OF_ROPES = ("rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings")
+KIMI_LINEAR: Defaults = {
+    **{key: value for key, value in DEEPSEEK_V3.items() if key not in (*_OF_ROPES, "rope_interleave")},
+    "vocab_size": 163840,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 1048576,
+    "rms_norm_eps": 1e-5,
+    "q_lora_rank": None,
+    "layer_types": None,
+    "mlp_layer_types": None,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 1024,
+    "routed_scaling_factor": 2.446,
+    "linear_attn_config": None,
+    "linear_head_dim": 128,
+    "linear_num_heads": 32,
+    "linear_conv_kernel_dim": 4,
+}
+OLMO_HYBRID: Defaults = {
+    **{key: value for key, value in PLAIN.items() if key != "head_dim"},
+    "vocab_size": 100352,
+    "hidden_size": 3840,
+    "intermediate_size": 11008,
+    "num_attention_heads": 30,
+    "max_position_embeddings": 65536,
+    "attention_bias": False,
+    "layer_types": None,
+    "linear_num_key_heads": None,
+    "linear_num_value_heads": None,
+    "linear_key_head_dim": None,
+    "linear_value_head_dim": None,
+    "linear_conv_kernel_dim": 4,
+    "linear_allow_neg_eigval": True,
 }

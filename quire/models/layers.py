@@ -40,6 +40,19 @@ def query_growth(cfg: ModelConfig, given: Mapping[str, Any]) -> tuple[float, int
     return fields.number("llama_4_scaling_beta"), period or fields.size("original_max_position_embeddings")
 
 
+def convolved_qkv(
+    b: Builder, cfg: ModelConfig, h: Value, p: Names, keys: int, values: int, kernel: int
+) -> tuple[Value, Value, Value]:
+    """Return queries and keys [T, keys] and values [T, values] of a recurrence, each after a convolution."""
+    q, k, v = (
+        b.short_convolution(
+            b.linear(h, p / f"{name}_proj", width), p / f"{name}_conv1d", kernel, activation=cfg.hidden_act
+        )
+        for name, width in (("q", keys), ("k", keys), ("v", values))
+    )
+    return q, k, v
+
+
 def gated_mlp(
     b: Builder, cfg: ModelConfig, h: Value, p: Names, bias: bool = False, width: int | None = None
 ) -> Value:

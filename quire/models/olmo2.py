@@ -25,15 +25,20 @@ def olmo3(b: Builder, cfg: ModelConfig, w: Names) -> Value:
 
 
 def _decoder(b: Builder, cfg: ModelConfig, w: Names, ropes: Ropes) -> Value:
-    bias = cfg.flag("attention_bias")
     x = embed_tokens(b, cfg, w)
     for i in range(cfg.num_hidden_layers):
-        p = w / f"model.layers.{i}"
-        q, k, v = wide_norm_qkv(b, cfg, x, p / "self_attn", bias)
-        q, k = rotate(b, q, k, ropes(cfg, i))
-        h = b.attention(q, k, v, window=cfg.window(i))
-        h = b.linear(h, p / "self_attn.o_proj", cfg.hidden_size, bias=bias)
-        x = b.add(x, b.rms_norm(h, p / "post_attention_layernorm", cfg.norm_eps))
-        h = gated_mlp(b, cfg, x, p / "mlp")
-        x = b.add(x, b.rms_norm(h, p / "post_feedforward_layernorm", cfg.norm_eps))
+        x = full_layer(b, cfg, x, w / f"model.layers.{i}", ropes(cfg, i), cfg.window(i))
     return head(b, cfg, x, w)
+
+
+def full_layer(
+    b: Builder, cfg: ModelConfig, x: Value, p: Names, rope: Rope | None, window: int | None = None
+) -> Value:
+    bias = cfg.flag("attention_bias")
+    q, k, v = wide_norm_qkv(b, cfg, x, p / "self_attn", bias)
+    if rope is not None:
+        q, k = rotate(b, q, k, rope)
+    h = b.linear(b.attention(q, k, v, window=window), p / "self_attn.o_proj", cfg.hidden_size, bias=bias)
+    x = b.add(x, b.rms_norm(h, p / "post_attention_layernorm", cfg.norm_eps))
+    h = gated_mlp(b, cfg, x, p / "mlp")
+    return b.add(x, b.rms_norm(h, p / "post_feedforward_layernorm", cfg.norm_eps))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from quire.models import cohere2_moe, defaults_recent, mimo_v2
+from quire.models import cohere2_moe, defaults_recent, kimi_linear, mimo_v2, olmo_hybrid
 from quire.models.bamba import bamba
+from quire.models.config import LINEAR
 from quire.models.dots1 import dots1, solar_open
 from quire.models.exaone_moe import exaone_moe
 from quire.models.family import Family
@@ -14,6 +15,14 @@ from quire.models.lfm3 import lfm3
 from quire.models.windows import by_pattern, from_max_window_layers
 
 _ROUTED = {"num_experts": "n_routed_experts"}
+_OF_KIMI = {
+    "max_position_embeddings": "model_max_length",
+    "n_group": "num_expert_group",
+    "norm_topk_prob": "moe_renormalize",
+    "num_experts": "num_experts",
+    "num_experts_per_tok": "num_experts_per_token",
+    "n_shared_experts": "num_shared_experts",
+}
 
 RECENT: dict[str, Family] = {
     "Lfm3ForCausalLM": Family(
@@ -63,4 +72,23 @@ RECENT: dict[str, Family] = {
         left_out=mtp,
     ),
     "BambaForCausalLM": Family(bamba, defaults_recent.BAMBA),
+    "KimiLinearForCausalLM": Family(
+        kimi_linear.kimi_linear,
+        defaults_recent.KIMI_LINEAR,
+        spelled={"num_experts": "num_local_experts"},
+        older=_OF_KIMI,
+        only={
+            "mla_use_nope": (True,),
+            "moe_router_activation_func": ("sigmoid",),
+            "moe_layer_freq": (1,),
+        },
+        kinds=(LINEAR,),
+        layers=kimi_linear.layers_of,
+    ),
+    "OlmoHybridForCausalLM": Family(
+        olmo_hybrid.olmo_hybrid,
+        defaults_recent.OLMO_HYBRID,
+        kinds=(LINEAR,),
+        layers=olmo_hybrid.layers_of,
+    ),
 }

@@ -294,32 +294,32 @@ class Builder:
         return self.record(ops.GatedRecurrence(self.value(x.shape), x, decay, self.cache(state), state)).out
 
     def delta_rule(
-        self, x: Value, decay: Value, beta: Value, w: Names, key_heads: int, key_dim: int
+        self,
+        x: Value | tuple[Value, Value, Value],
+        decay: Value,
+        beta: Value,
+        w: Names,
+        key_heads: int,
+        key_dim: int,
+        *,
+        beta_factor: float = 1.0,
+        rate: WeightSpec | None = None,
     ) -> Value:
-        """Apply the gated delta rule to queries, keys and values by head, side by side in x.
+        """Apply the gated delta rule to queries, keys and values by head, side by side in x or apart.
 
-        decay and beta [T, heads] are before their softplus and sigmoid. Returns [T, heads, value_dim].
+        beta [T, heads] and decay, [T, heads] or by channel [T, heads, key_dim], are before their sigmoid and
+        softplus. `rate` is A_log where it is not stored as a vector. Returns [T, heads, value_dim].
         """
-        _same(decay, beta)
-        heads = decay.width
-        value_dim, rest = divmod(x.width - 2 * key_heads * key_dim, heads)
-        if rest or value_dim <= 0 or heads % key_heads:
-            problem = f"{heads} heads of values cannot share {key_heads} heads of {key_dim} keys evenly"
-            raise ConfigError(problem)
-        state = SlotState(
-            (heads, key_dim, value_dim), key_heads * key_dim + heads * (value_dim + 1), CHUNK - 1
-        )
-        op = ops.DeltaRule(
-            self.value((heads, value_dim)),
-            x,
-            decay,
-            beta,
-            _vector(w / "A_log", heads),
-            _vector(w / "dt_bias", heads),
-            key_heads,
-            self.cache(state),
-            state,
-        )
+        (q, *apart), heads = (x,) if isinstance(x, Value) else x, beta.width
+        if decay.shape != (heads, key_dim):
+            _same(decay, beta)
+        width = sum(value.width for value in (q, *apart))
+        value_dim = _shared(width, heads, key_heads, key_dim)
+        kept = key_heads * key_dim + heads * value_dim + decay.width
+        state = SlotState((heads, key_dim, value_dim), kept, CHUNK - 1)
+        rate, bias = rate or _vector(w / "A_log", heads), _vector(w / "dt_bias", decay.width)
+        out, layer, rest = self.value((heads, value_dim)), self.cache(state), tuple(apart)
+        op = ops.DeltaRule(out, q, decay, beta, rate, bias, key_heads, layer, state, rest, beta_factor)
         return self.record(op).out
 
     def state_space(
@@ -336,23 +336,11 @@ class Builder:
         step [T, heads] is before its softplus, which is kept within the limits.
         """
         heads = step.width
-        dim, rest = divmod(x.width - 2 * groups * state_dim, heads)
-        if rest or dim <= 0 or heads % groups:
-            problem = f"{heads} heads cannot share {groups} groups of {state_dim} numbers evenly"
-            raise ConfigError(f"{problem}, in a value of width {x.width}")
+        dim = _shared(x.width, heads, groups, state_dim)
         state = SlotState((heads, state_dim, dim), groups * state_dim + heads * (dim + 1), CHUNK - 1)
-        op = ops.StateSpace(
-            self.value((heads * dim,)),
-            x,
-            step,
-            _vector(w / "A_log", heads),
-            _vector(w / "dt_bias", heads),
-            _vector(w / "D", heads),
-            groups,
-            limits,
-            self.cache(state),
-            state,
-        )
+        rate, bias, skip = (_vector(w / name, heads) for name in ("A_log", "dt_bias", "D"))
+        out, layer = self.value((heads * dim,)), self.cache(state)
+        op = ops.StateSpace(out, x, step, rate, bias, skip, groups, limits, layer, state)
         return self.record(op).out
 
     # For ops without a method here
@@ -386,6 +374,15 @@ def _matrix(
 
 def _vector(name: Names, size: int) -> WeightSpec:
     return WeightSpec(name, (size,), (name,))
+
+
+def _shared(width: int, heads: int, groups: int, size: int) -> int:
+    """Return the numbers of each head in a value that has two of `size` numbers of each group beside them."""
+    dim, rest = divmod(width - 2 * groups * size, heads)
+    if rest or dim <= 0 or heads % groups:
+        problem = f"{heads} heads cannot share {groups} groups of {size} numbers evenly"
+        raise ConfigError(f"{problem}, in a value of width {width}")
+    return dim
 
 
 def _same(x: Value, y: Value) -> None:

@@ -265,7 +265,7 @@ def _hint(missing: list[str], left: set[str], different: bool) -> str:
 def _source_shapes(spec: WeightSpec) -> list[tuple[int, ...]]:
     """Return the possible shapes of one source: one, or two if outputs may be the last axis."""
     if spec.stored:
-        return [spec.stored]
+        return [spec.stored, spec.shape] if len(spec.shape) == 1 else [spec.stored]
     shape = spec.shape[1:] if len(spec.sources) > 1 else spec.shape
     if spec.by_head is not None:
         heads, rows, width = shape if spec.by_head == "outputs" else _exchanged(shape)

@@ -30,8 +30,16 @@ LAYOUTS: tuple[dict[str, str], ...] = (
     {"model.": ""},
     {},  # but for OLDER_ENDS
 )
-# Ends of names in checkpoints of BERT as it was published, and what they are called since
-OLDER_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+_DENSE = ("gate_proj", "up_proj", "down_proj")
+# Ends of names, and what they are called otherwise: in BERT as it was published; in OLMo Hybrid, and in dense
+# layers of Kimi Linear, as transformers writes them
+OLDER_ENDS = {
+    "LayerNorm.gamma": "LayerNorm.weight",
+    "LayerNorm.beta": "LayerNorm.bias",
+    ".attention_layer_norm.weight": ".input_layernorm.weight",
+    ".feedforward_layer_norm.weight": ".post_attention_layernorm.weight",
+    **{f".block_sparse_moe.{name}.weight": f".mlp.{name}.weight" for name in _DENSE},
+}
 
 
 def under_own_names(specs: Mapping[str, WeightSpec], tensors: Tensors) -> Tensors:

@@ -22,6 +22,11 @@ from quire.models import read_model
 from quire.program import Program
 from quire.quantize.kinds import DTYPES, Dense, StoredWeight
 
+# Families that the cuda backend refuses, and how it does
+REFUSED = {
+    "kimi_linear": "delta rules with a decay for each channel",
+    "olmo_hybrid": "delta rules with separate inputs or negative eigenvalues",
+}
 CHECKPOINT = wide_config("qwen3", num_hidden_layers=1)
 
 

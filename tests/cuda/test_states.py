@@ -126,6 +126,11 @@ def test_what_has_no_kernels_is_refused() -> None:
         require_kernels(b.program(b.state_space(x, b.slice(x, 0, 1), W, 1, 300)), {})
     b = Builder()
     x = b.embed(W / "e", 4, 16)
+    gates = (b.slice(x, 0, 2), b.slice(x, 2, 2))
+    with pytest.raises(ConfigError, match="negative eigenvalues"):
+        require_kernels(b.program(b.delta_rule(x, *gates, W, 1, 5, beta_factor=2.0)), {})
+    b = Builder()
+    x = b.embed(W / "e", 4, 16)
     rounded = b.program(b.short_convolution(x, W / "conv", 4, "bfloat16"))
     with pytest.raises(ConfigError, match="keeps states in float32"):
         interpreted(rounded, random_weights(rounded), num_blocks=[1] * 2, block_size=16)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 from lowered import distance, rounding_to_bf16
-from on_accelerator import interpreted, wide
+from on_accelerator import REFUSED, interpreted, wide
 from tiny import CONFIGS, VOCAB, Paged, random_weights, same_bits
 
 from quire.backends.cuda import lower, products, segments
@@ -15,6 +16,7 @@ from quire.backends.cuda.accelerator import DeviceArray
 from quire.backends.cuda.fused import RotatedAttention
 from quire.backends.cuda.interpreted import InterpretedAccelerator
 from quire.backends.cuda.refused import require_kernels
+from quire.errors import ConfigError
 from quire.program import Program
 from quire.program.passes import fuse, gather_products
 from quire.quantize.coded import Coded, pack_codes
@@ -62,13 +64,15 @@ def in_parts(paged: Paged, prompts: list[list[int]], cuts: list[tuple[int, ...]]
     return [np.concatenate(parts) for parts in found]
 
 
-def test_no_family_is_refused() -> None:
+def test_families_are_refused_by_name_or_not_at_all() -> None:
     for name in CONFIGS:
         program = fuse(wide(name).program)
-        require_kernels(program, {weight: FloatStorage("f32") for weight in program.weights()})
+        refused = pytest.raises(ConfigError, match=REFUSED[name]) if name in REFUSED else nullcontext()
+        with refused:
+            require_kernels(program, {weight: FloatStorage("f32") for weight in program.weights()})
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", sorted({*CONFIGS} - {*REFUSED}))
 def test_families(name: str) -> None:
     """Every family gives the logits of the reference, and the same bits beside another, in chunks."""
     program = fuse(wide(name).program)

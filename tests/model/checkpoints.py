@@ -29,6 +29,8 @@ def read_weights(folder: Path, program: Program) -> dict[str, Dense]:
         if spec.by_head:
             array = array.reshape(spec.shape[0], -1, array.shape[-1])
             array = array if spec.by_head == "outputs" else array.swapaxes(1, 2)
+        if spec.stored:
+            array = array.reshape(spec.shape)
         assert array.shape == spec.shape, name
         weights[name] = Dense(np.ascontiguousarray(array, np.float32))
     return weights

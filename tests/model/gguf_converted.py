@@ -41,6 +41,7 @@ FOLDERS = {
 }
 # Made of random numbers, as there is no checkpoint
 MADE = {"hunyuan_moe": "hunyuan-moe", "minicpm": "minicpm", "phimoe": "phimoe", "stablelm": "stablelm"}
+MADE |= {"kimi_linear": "kimi-linear"}
 MADE |= {"arcee": "arcee", "cohere": "command-r", "granite_moe_shared": "granitemoe", "olmo": "olmo"}
 
 NAMES = {
@@ -117,6 +118,10 @@ LAST = {
     "router": "ffn_gate_inp",
     "wg": "ffn_gate_inp",
     "shared_expert_gate": "ffn_gate_inp_shexp",
+    **{f"{part}_conv1d": f"ssm_conv1d_{part}" for part in "qkv"},
+    **{f"{part}_proj": f"ssm_{part}" for part in ("f_a", "f_b", "g_a", "g_b")},
+    "b_proj": "ssm_beta",
+    "o_norm": "ssm_norm",
 }
 # The same in delta nets and mixers
 STATES = {
@@ -265,7 +270,9 @@ def _one(
         array = array[:, 0]
     if suffix == "A_log":
         array = -np.exp(array)
-    is_mamba = not architecture.startswith("qwen3")
+    if part.startswith("ssm_conv1d_"):
+        array = array[None]
+    is_mamba = not architecture.startswith(("qwen3", "kimi"))
     if is_mamba and suffix in ("A_log", "D"):
         array = array[:, None]
     if is_mamba and part == "ssm_norm":
@@ -297,7 +304,7 @@ def _part(architecture: str, module: str, suffix: str) -> str:
         return "ffn_norm"
     if module in NAMES:
         return NAMES[module]
-    if first in _MODULES and suffix in ("A_log", "D", "dt_bias"):
+    if first in (*_MODULES, "self_attn") and suffix in ("A_log", "D", "dt_bias"):
         return ""
     is_shared = re.search("shared_(expert|mlp)", module) and last != "shared_expert_gate"
     shared = "_shexp" if is_shared else ""

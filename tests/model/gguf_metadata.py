@@ -59,6 +59,7 @@ def metadata_of(architecture: str, config: Config, later: int) -> dict[str, Any]
         "glm4moe": _partial,
         "ernie4_5-moe": _ernie,
         "hunyuan-moe": _hunyuan,
+        "kimi-linear": _kimi,
         "minicpm": _minicpm,
         "phimoe": _phimoe,
         "stablelm": _stablelm,
@@ -88,6 +89,16 @@ def _hunyuan(config: Config) -> dict[str, Any]:
         "expert_shared_feed_forward_length": config["intermediate_size"],
         "rope.scaling.type": "none",
         "rope.scaling.factor": 1.0,
+    }
+
+
+def _kimi(config: Config) -> dict[str, Any]:
+    return {
+        "attention.head_count_kv": _of_kind(config, "full_attention", 1),
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "kda.head_dim": config["linear_head_dim"],
+        # keys of latents, and what the converter finds under other names in config.json
+        "attention.value_length": None,
     }
 
 

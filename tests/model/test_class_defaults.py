@@ -26,6 +26,7 @@ TRAINING = {
     *("residual_dropout", "embedding_dropout", "hidden_dropout", "input_jitter_noise"),
     *("altup_coef_clip", "router_aux_loss_coef", "router_jitter_noise", "pretraining_tp", "num_mtp_layers"),
     "z_loss_coefficient",
+    *("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"),
     *("classifier_dropout", "is_decoder", "embedding_initializer_range"),
     *("mtp_layer_types", "mtp_mlp_layer_types"),
 }
@@ -61,6 +62,7 @@ OLDER = {
     *("sliding_window_pattern", "rope_local_base_freq", "head_dim", "full_attention_interval"),
     *("global_head_dim", "num_global_key_value_heads", "per_layer_config"),  # of Gemma 4
     *("rope_parameters", "first_k_dense_replace", "sliding_window_size"),  # of Command A+, of MiMo-V2
+    "linear_attn_config",  # of Kimi Linear
 }
 KEYS = [(name, key) for name in FAMILIES for key in CLASSES[CONFIGS[name]["architectures"][0]]]
 

@@ -1,16 +1,32 @@
-"""What is special in Bamba, Command A+, dots.llm1, Hy3, K-EXAONE, LFM3, MiMo-V2-Flash and Solar Open."""
+"""What is special in Bamba, Command A+, dots.llm1, Hy3, K-EXAONE, Kimi Linear, LFM3, MiMo-V2-Flash,
+OLMo Hybrid and Solar Open.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from tiny import CONFIGS
 
 from quire.errors import ConfigError
 from quire.models import read_model
 from quire.program import Program
-from quire.program.ops import Attention, Experts, Rotary, ShortConvolution, StateSpace
+from quire.program.ops import (
+    Attention,
+    DeltaRule,
+    Experts,
+    LatentAttention,
+    Rotary,
+    ShortConvolution,
+    StateSpace,
+)
+from quire.weights.load import load
+from quire.weights.plan import plan
+from quire.weights.safetensors import Checkpoint
 
 
 def program(name: str, **changes: Any) -> Program:
@@ -40,6 +56,15 @@ def test_the_types_of_layers() -> None:
 
     assert kinds("lfm3", ShortConvolution, Attention, layer_types=None, num_hidden_layers=6) == "SSASAS"
     assert kinds("bamba", StateSpace, Attention) == "AAS"
+    of_kimi = (DeltaRule, LatentAttention, Experts)
+    assert kinds("kimi_linear", *of_kimi) == "DLEDE"
+    assert kinds("kimi_linear", *of_kimi, layer_types=["full_attention"] * 3) == "LLELE"
+    unstated = {"linear_attn_config": None, "num_hidden_layers": 6}
+    assert kinds("kimi_linear", *of_kimi, first_k_dense_replace=4, **unstated) == "DDDDLEDE"
+    assert kinds("olmo_hybrid", DeltaRule, Attention) == "DA"
+    for layers, types in ((2, "DA"), (4, "DDDA"), (6, "DDDADD")):
+        found = kinds("olmo_hybrid", DeltaRule, Attention, layer_types=None, num_hidden_layers=layers)
+        assert found == types
     assert kinds("hy_v3", Attention, Experts, num_hidden_layers=3) == "AAEAE"
     assert kinds("solar_open", Attention, Experts) == "AEAE"
     assert kinds("mimo_v2", Attention, Experts, mlp_layer_types=["sparse", "dense"]) == "AEA"
@@ -65,6 +90,9 @@ def test_ropes_by_type_of_layer() -> None:
     assert ropes("mimo_v2") == [("default", 5e6, 6), ("default", 1e4, 6)]
     assert ropes("mimo_v2", rope_parameters=None) == [("default", 5e6, 4), ("default", 1e4, 4)]
     assert ropes("bamba") == [("default", 1e4, 2)] * 2
+    assert ropes("kimi_linear") == ropes("olmo_hybrid") == []
+    assert ropes("olmo_hybrid", rope_parameters=None) == [("default", 1e4, 4)]
+    assert ropes("olmo_hybrid", rope_parameters=None, rope_theta=None) == []
     for name in ("lfm3", "mimo_v2"):
         with pytest.raises(ConfigError, match="rope_parameters"):
             program(name, rope_parameters={"full_attention": {"rope_theta": 3e5}})
@@ -76,9 +104,67 @@ def test_caches_of_layers_with_a_window_have_twice_the_heads() -> None:
     assert sizes == [(2, 12, 6), (4, 12, 6)]
 
 
+def test_delta_rules() -> None:
+    def rule(name: str, **changes: Any) -> DeltaRule:
+        return next(op for op in program(name, **changes) if isinstance(op, DeltaRule))
+
+    of_kimi, of_olmo = rule("kimi_linear"), rule("olmo_hybrid")
+    assert (of_kimi.by_channel, of_kimi.beta_factor, of_kimi.state.shape) == (True, 1.0, (3, 6, 6))
+    assert (of_olmo.by_channel, of_olmo.beta_factor, of_olmo.state.shape) == (False, 2.0, (4, 5, 3))
+    assert rule("olmo_hybrid", linear_allow_neg_eigval=False).beta_factor == 1.0
+    unstated = ("linear_num_key_heads", "linear_key_head_dim", "linear_value_head_dim")
+    assert rule("olmo_hybrid", **dict.fromkeys(unstated)).state.shape == (4, 3, 6)
+    stated = {"linear_num_heads": 2, "linear_head_dim": 4, "linear_conv_kernel_dim": 2}
+    assert rule("kimi_linear", linear_attn_config=None, **stated).state.shape == (2, 4, 4)
+
+
+OTHER_NAMES = {
+    "kimi_linear": {"layers.0.mlp.": "layers.0.block_sparse_moe."},
+    "olmo_hybrid": {
+        "input_layernorm": "attention_layer_norm",
+        "post_attention_layernorm": "feedforward_layer_norm",
+    },
+}
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_names_of_tensors_as_transformers_writes_them(name: str, tmp_path: Path) -> None:
+    rng, specs = np.random.default_rng(0), program(name).weights()
+    tensors: dict[str, np.ndarray] = {}
+    for spec in specs.values():
+        shape = spec.stored or (spec.shape[1:] if len(spec.sources) > 1 else spec.shape)
+        if spec.rows is not None:  # of the heads' matrices of keys and values
+            shape = (4 * spec.rows.period, 12 if "kv_b" in spec.name else 16)
+        for source in spec.sources:
+            tensors.setdefault(source, rng.standard_normal(shape).astype(np.float32))
+    found = []
+    for renames in ({}, OTHER_NAMES[name]):
+        names = {source: source for source in tensors}
+        for old, new in renames.items():
+            names = {source: named.replace(old, new) for source, named in names.items()}
+        assert bool(renames) == any(source != named for source, named in names.items())
+        folder = tmp_path / f"{len(found)}"
+        folder.mkdir()
+        save_file({names[source]: of for source, of in tensors.items()}, folder / "model.safetensors")
+        found.append(load(plan(specs, Checkpoint.open(folder), ignored=())))
+    for weight, other in zip(*(weights.values() for weights in found), strict=True):
+        assert np.array_equal(weight.dense(), other.dense())
+
+
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
+        ("kimi_linear", {"mla_use_nope": False}),
+        ("kimi_linear", {"moe_router_activation_func": "softmax"}),
+        ("kimi_linear", {"moe_layer_freq": 2}),
+        ("kimi_linear", {"linear_attn_config": [1]}),
+        ("kimi_linear", {"linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1, 2]}}),
+        ("kimi_linear", {"linear_attn_config": {"full_attn_layers": [0], "kda_layers": [1, 2]}}),
+        ("kimi_linear", {"linear_attn_config": {"head_dim": "6"}}),
+        ("kimi_linear", {"linear_attn_config": {"head_dim": 1 << 13}}),
+        ("olmo_hybrid", {"linear_num_key_heads": 3}),
+        ("olmo_hybrid", {"linear_key_head_dim": 0}),
+        ("olmo_hybrid", {"hidden_size": 1 << 20, "linear_key_head_dim": None}),
         ("cohere2_moe", {"expert_selection_fn": "tanh"}),
         ("cohere2_moe", {"shared_expert_combination_strategy": "product"}),
         ("solar_open", {"partial_rotary_factor": 0.5}),

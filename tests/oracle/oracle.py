@@ -71,6 +71,8 @@ def theirs(model: Any, ids: np.ndarray) -> np.ndarray:
 def write_as_released(path: Path, program: Program) -> None:
     """Write one tensor for all experts where the program reads one and the file has a matrix of each."""
     tensors = load_file(path)
+    if divided_as_released(tensors, program):
+        save_file(tensors, path, {"format": "pt"})
     wanted = {source for spec in program.weights().values() for source in spec.sources}
     missing = wanted - set(tensors)
     for name in missing:
@@ -83,6 +85,19 @@ def write_as_released(path: Path, program: Program) -> None:
         tensors[name] = np.stack([np.concatenate(matrices) for matrices in experts])
     if missing and wanted <= set(tensors):
         save_file({name: tensors[name] for name in wanted}, path, {"format": "pt"})
+
+
+def divided_as_released(tensors: dict[str, np.ndarray], program: Program) -> bool:
+    """Divide convolutions of queries, keys and values by their widths; transformers writes equal parts."""
+    specs, changed = program.weights(), False
+    for first in [name for name in tensors if name.endswith(".q_conv1d.weight")]:
+        names = [first.replace("q_conv1d", f"{part}_conv1d") for part in "qkv"]
+        widths = [specs[name].shape[0] for name in names]
+        if widths != [len(tensors[name]) for name in names]:
+            parts = np.split(np.concatenate([tensors[name] for name in names]), np.cumsum(widths)[:-1])
+            tensors.update(zip(names, map(np.ascontiguousarray, parts), strict=True))
+            changed = True
+    return changed
 
 
 def ours(folder: Path, ids: np.ndarray) -> np.ndarray:

@@ -72,7 +72,7 @@ _ROPES_OF_PHI3 = [
     {**_LONG, "type": "yarn", "attention_factor": 1.25},
 ]
 _GROWING = {**_YARN, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3}
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
 _NESTED = [
     ABSENT,
     None,
@@ -385,10 +385,55 @@ OF_CLASS: dict[str, dict[str, list[Any]]] = {
         "rope_scaling": [ABSENT],
     },
     "Bamba": {"attn_layer_indices": [[1], [0, 2], [2]], "z_loss_coefficient": [ABSENT, 0.5]},
+    "KimiLinear": {
+        **_OF_TWO,
+        "num_local_experts": [8, 4],
+        "num_experts": [ABSENT, 8],
+        "moe_intermediate_size": [16, 24],
+        "qk_rope_head_dim": [8, 4, 3],
+        "n_shared_experts": [ABSENT, 1, 2],
+        "tie_word_embeddings": [ABSENT, False],  # theirs never ties
+        "mlp_layer_types": _SPARSE,
+        "layer_types": [ABSENT, None, [_LINEAR, _FULL, _LINEAR], [_FULL, _LINEAR, _FULL]],
+        "linear_head_dim": [6, 10],
+        "linear_num_heads": [2, 3],
+        "linear_attn_config": [
+            ABSENT,
+            {"full_attn_layers": [1, 3], "kda_layers": [2]},
+            {"full_attn_layers": [3], "kda_layers": [1, 2], "head_dim": 5, "num_heads": 1},
+            {"short_conv_kernel_size": 2, "full_attn_layers": [1]},
+        ],
+        "model_max_length": [ABSENT, 100],
+        "num_expert_group": [ABSENT, 1, 2],
+        "moe_renormalize": _FLAG,
+        "num_experts_per_token": [ABSENT, 1],
+        "num_shared_experts": [ABSENT, 1, 3],
+        "pad_token_id": [None, 0],
+    },
+    "OlmoHybrid": {
+        "layer_types": [ABSENT, None, [_LINEAR, _FULL, _LINEAR], [_FULL, _LINEAR, _FULL]],
+        "linear_num_key_heads": [ABSENT, None, 2, 4],
+        "linear_num_value_heads": [ABSENT, 8, 16],
+        "linear_key_head_dim": [ABSENT, None, 6, 9],
+        "linear_value_head_dim": [ABSENT, None, 4, 5],
+        "linear_allow_neg_eigval": _FLAG,
+        "linear_a_log_min": [ABSENT, 1.0],
+        "linear_a_log_max": [ABSENT, 3.0],
+        "linear_dt_min": [ABSENT, 0.01],
+        "linear_dt_max": [ABSENT, 0.5],
+        "linear_dt_init_floor": [ABSENT, 1e-3],
+        "head_dim": [8, ABSENT],
+        "rope_theta": [ABSENT, 500.0, None],
+        "rope_parameters": [*_ROPES, {"rope_type": "default", "rope_theta": None}, {}],
+        "pad_token_id": [None, 0],
+    },
 }
 # Read of older checkpoints by classes that do not define them.
 OLDER = ("rope_theta", "rope_scaling", "original_max_position_embeddings", "head_dim")
-NETS = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
+QWEN_NETS = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
+NETS = (*QWEN_NETS, "KimiLinear", "OlmoHybrid")
+OF_KIMI = ("linear_attn_config", "model_max_length", "num_experts", "num_expert_group", "moe_renormalize")
+OF_KIMI += ("num_experts_per_token", "num_shared_experts", "first_k_dense_replace")
 OWN_OLDER = {
     "Gemma3": ("sliding_window_pattern", "rope_local_base_freq"),
     "Gemma3n": ("rope_local_base_freq",),
@@ -405,7 +450,8 @@ OWN_OLDER = {
     "Glm4Moe": ("partial_rotary_factor",),
     "Phi3": ("partial_rotary_factor",),
     "Lfm2Moe": ("tie_embedding",),
-    **dict.fromkeys(NETS, ("full_attention_interval", "partial_rotary_factor")),
+    **dict.fromkeys(QWEN_NETS, ("full_attention_interval", "partial_rotary_factor")),
+    "KimiLinear": OF_KIMI,
     "NemotronH": ("hybrid_override_pattern",),
     "Lfm2": ("block_ff_dim", "tie_embedding"),
     "MiniMaxM2": ("rotary_dim",),
@@ -434,7 +480,7 @@ WINDOWED = (
     "Cwm",
     "Afmoe",
 )
-LATENT = ("DeepseekV2", "DeepseekV3", "Glm4MoeLite", "MiniCPM3", "Mistral4", "Youtu")
+LATENT = ("DeepseekV2", "DeepseekV3", "Glm4MoeLite", "MiniCPM3", "Mistral4", "Youtu", "KimiLinear")
 ROUTED = ("num_experts", "num_local_experts")  # further names of n_routed_experts, which no file has
 # transformers cannot do with these in a config of another family.
 NOT_BESIDE = {"partial_rotary_factor", "head_dim", "rope_parameters", "rope_scaling"}
@@ -538,9 +584,9 @@ def values_of(kind: str, key: str) -> list[Any]:
         return [9, 20, ABSENT]  # they always have window layers
     if key == "pad_token_id" and kind in ("Phi3", "SmolLM3", "Glm", "Glm4"):
         return [0, None]  # the default is beyond the vocabulary
-    if key == "head_dim" and kind in NETS:
+    if key == "head_dim" and kind in QWEN_NETS:
         return [8, 16, ABSENT]  # a quarter is rotated, which must be even
-    if key == "layer_types" and kind in NETS:
+    if key == "layer_types" and kind in QWEN_NETS:
         return [ABSENT, ["linear_attention", _FULL, "linear_attention"], [_FULL, _FULL, "linear_attention"]]
     if key == "layer_types" and kind == "GraniteMoeHybrid":  # theirs needs one with attention
         return [["mamba", "attention", "mamba"], [_FULL, "linear_attention", "linear_attention"]]

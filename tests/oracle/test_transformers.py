@@ -98,6 +98,11 @@ MULTIPLIERS = {
 }
 ALL_HEADS = {"num_key_value_heads": 6}
 FULL, SLIDING = "full_attention", "sliding_attention"
+HYBRID = ["linear_attention", FULL, "linear_attention"]
+OF_KIMI = {**LATENT, "num_local_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+OF_KIMI |= {"linear_num_heads": 3, "linear_head_dim": 10, "layer_types": HYBRID, "num_key_value_heads": 6}
+OF_OLMO_HYBRID = {key: size for key, size in NET.items() if key.startswith("linear")}
+OF_OLMO_HYBRID |= {"layer_types": HYBRID}
 PART = {"rope_type": "proportional", "rope_theta": 700.0, "partial_rotary_factor": 0.6, "factor": 2.0}
 DEEP = {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}
 
@@ -417,6 +422,35 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
             "routed_scaling_factor": 2.5,
         },
     ),
+    ("unstated", "KimiLinear", OF_KIMI),
+    (
+        "groups",
+        "KimiLinear",
+        {
+            **OF_KIMI,
+            "q_lora_rank": 12,
+            "attention_bias": True,
+            "n_group": 2,
+            "n_shared_experts": 2,
+            "norm_topk_prob": False,
+            "layer_types": [FULL, "linear_attention", "linear_attention"],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "linear_conv_kernel_dim": 2,
+            "hidden_act": "gelu_pytorch_tanh",
+        },
+    ),
+    ("rotated", "OlmoHybrid", {"rope_parameters": {"rope_theta": 500.0}, "layer_types": HYBRID}),
+    (
+        "shared-keys",
+        "OlmoHybrid",
+        {
+            **OF_OLMO_HYBRID,
+            "rope_parameters": {"rope_theta": None, "rope_type": "default"},
+            "attention_bias": True,
+            "linear_conv_kernel_dim": 2,
+        },
+    ),
+    ("positive", "OlmoHybrid", {**OF_OLMO_HYBRID, "linear_allow_neg_eigval": False, "rms_norm_eps": 1e-3}),
     ("hybrid", "Bamba", {**OF_BAMBA, "attn_layer_indices": [1], "attention_bias": True, "mlp_bias": True}),
     (
         "biases",

@@ -15,6 +15,7 @@ from quire.program import ops
 from quire.program.caches import SlotState
 from quire.program.program import Op
 
+_ON_CPU = "use device='native'"
 _FLOAT32 = np.dtype(np.float32)
 Recurrence = ops.DeltaRule | ops.StateSpace
 
@@ -134,9 +135,12 @@ def kept_row_bytes(op: Op) -> int:
     return row_bytes(_parts(op.state)) if isinstance(op, Recurrence) else 0
 
 
-def require_sizes(op: Recurrence) -> None:
-    """Raise ConfigError for keys that no kernel has registers for."""
+def require_recurrence(op: Recurrence) -> None:
+    """Raise ConfigError for delta rules of other forms, and for keys that no kernel has registers for."""
+    if isinstance(op, ops.DeltaRule) and (op.by_channel or op.apart or op.beta_factor != 1):
+        form = "a decay for each channel" if op.by_channel else "separate inputs or negative eigenvalues"
+        raise ConfigError(f"the cuda backend has no kernels for delta rules with {form}", _ON_CPU)
     most = KEY_DIMS[-2] if isinstance(op, ops.DeltaRule) else KEY_DIMS[-1]
     if (size := op.state.shape[1]) > most:
         problem = f"the cuda backend has no kernels for states of {size} numbers in a column"
-        raise ConfigError(problem, f"they have {most} at most: use device='native'")
+        raise ConfigError(problem, f"they have {most} at most: {_ON_CPU}")

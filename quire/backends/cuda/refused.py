@@ -9,7 +9,7 @@ from quire.backends.cuda.kernels.variant import MOST_EXPERTS
 from quire.backends.cuda.kernels.variants import MOST_CHOSEN, MULTIPLE, SAMPLING_BLOCK, SURVEYED_PARTS
 from quire.backends.cuda.lower import is_lowered
 from quire.backends.cuda.products import is_narrow
-from quire.backends.cuda.recurrences import Recurrence, require_sizes
+from quire.backends.cuda.recurrences import Recurrence, require_recurrence
 from quire.errors import ConfigError
 from quire.program import ops
 from quire.program.program import Op, Program, WeightSpec
@@ -34,7 +34,7 @@ def require_kernels(program: Program, storage: Mapping[str, Storage]) -> None:
         if isinstance(op, ops.Experts):
             _require_experts(op)
         if isinstance(op, Recurrence):
-            require_sizes(op)
+            require_recurrence(op)
         if isinstance(op, ops.MixedRows):
             hint = f"set max_images=0, or {_ON_CPU}"
             _require_floats(op.table, "learned positions of patches", storage, hint)

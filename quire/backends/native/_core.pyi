@@ -331,7 +331,9 @@ class Native:
     def delta_rule(
         self,
         out: int,
-        x: int,
+        q: int,
+        k: int,
+        v: int,
         decay: int,
         beta: int,
         cache: StateCache,
@@ -340,6 +342,7 @@ class Native:
         bias: Floats,
         key_heads: int,
         key_dim: int,
+        beta_factor: float,
     ) -> None: ...
     def state_space(
         self,

@@ -345,9 +345,11 @@ class Lowering:
     @record.register
     def _(self, op: ops.DeltaRule) -> None:
         cache, layer = self._caches.states[op.layer]
+        parts = (op.x, *(op.apart or (op.x, op.x)))  # the same for all three: side by side
+        out, q, k, v, decay, beta = (self._at(value) for value in (op.out, *parts, op.decay, op.beta))
         rate, bias = self._vectors[op.log_rate.name], self._vectors[op.bias.name]
-        out, x, decay, beta = (self._at(value) for value in (op.out, op.x, op.decay, op.beta))
-        self.native.delta_rule(out, x, decay, beta, cache, layer, rate, bias, op.key_heads, op.state.shape[1])
+        how = (rate, bias, op.key_heads, op.state.shape[1], op.beta_factor)
+        self.native.delta_rule(out, q, k, v, decay, beta, cache, layer, *how)
 
     @record.register
     def _(self, op: ops.StateSpace) -> None:

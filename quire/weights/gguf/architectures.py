@@ -43,6 +43,7 @@ _KERNEL, _VECTOR, _DECAY = (
     Alteration(numbers="decay", form="vector"),
 )
 _STATES = {"ssm_conv1d.weight": _KERNEL, "ssm_a": _DECAY, "ssm_d": _VECTOR, "ssm_norm.weight": _VECTOR}
+_KDA = {**_STATES, **{f"ssm_conv1d_{part}.weight": _KERNEL for part in "qkv"}}
 _GATED_SHARED = {"ffn_gate_inp_shexp.weight": Alteration(form="row")}
 _NET = {**_STATES, **_GATED_SHARED}
 _ENCODER = {name: Alteration(form="row") for name in ("token_types.weight", "cls.output.weight")}
@@ -108,6 +109,7 @@ ARCHITECTURES = {
     "lfm2": Architecture("Lfm2ForCausalLM", tables.LFM2, changes=_CONV),
     "lfm2moe": Architecture("Lfm2MoeForCausalLM", tables.LFM2_MOE, changes=_CONV),
     "deepseek2": Architecture("DeepseekV3ForCausalLM", tables.LATENT),
+    "kimi-linear": Architecture("KimiLinearForCausalLM", tables.KIMI_LINEAR, changes=_KDA),
     "minicpm3": Architecture("MiniCPM3ForCausalLM", tables.LATENT),
     "glm4moe": Architecture("Glm4MoeForCausalLM", tables.GLM4_MOE),
     "minimax-m2": Architecture("MiniMaxM2ForCausalLM", tables.MINIMAX_M2),

@@ -40,8 +40,9 @@ class Alteration:
 
     `numbers`: "plus one" is stored plus one, "decay" is the logarithm of A in -exp(A). `form`: a vector that
     is stored with more axes, a scalar with one, a matrix of one row that may be stored as a vector, a kernel
-    of a convolution without its axis of one channel, one over two frames as a tensor for each, or a matrix of
-    the colors of pixels as a kernel [out, 3, height, width]. `transposed`: the last two axes are exchanged.
+    of a convolution with none or several axes of one channel, one over two frames as a tensor for each, or a
+    matrix of the colors of pixels as a kernel [out, 3, height, width]. `transposed`: the last two axes are
+    exchanged.
     """
 
     rows: Order | None = None
@@ -62,7 +63,7 @@ class Alteration:
             return (shape[0], math.prod(shape[1:]))
         if self.form == "frames":
             return (*shape[:2], 2, *shape[2:])
-        return (*shape[:-1], 1, shape[-1]) if self.form == "kernel" else shape
+        return (math.prod(shape[:-1]), 1, shape[-1]) if self.form == "kernel" else shape
 
     def restored(self, array: Array) -> Array:
         """Return the numbers that the model needs: the same array, or float32."""

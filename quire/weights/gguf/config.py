@@ -31,10 +31,12 @@ _NO_MODELS = {
     "imatrix": "statistics for quantization",
     "clip": "the vision tower for images of another file",
 }
-# Architectures whose layers differ in what they have, and those whose layers all have experts
-_BY_LAYER = ("gemma3n", "gemma4", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe")
+# Architectures whose layers differ in what they have, those whose layers all have experts, and those whose
+# families check heads themselves
+_NEMOTRON = ("nemotron_h", "nemotron_h_moe")
+_BY_LAYER = ("gemma3n", "gemma4", "kimi-linear", "lfm2", "lfm2moe", "granitehybrid", *_NEMOTRON)
 _ONLY_EXPERTS = ("qwen35moe",)
-_OWN_HEADS = ("gemma4", "deepseek2", "minicpm3", "nemotron_h", "nemotron_h_moe")  # checked by their families
+_OWN_HEADS = ("gemma4", "deepseek2", "kimi-linear", "minicpm3", *_NEMOTRON)
 _ROTATE_PART = ("phi3", "stablelm", "minimax-m2", "glm4", "glm4moe", "qwen3next", "qwen35", "qwen35moe")
 _NULL = ("q_lora_rank", "sliding_window")  # whose absence means something else than null
 
@@ -346,6 +348,7 @@ _OWN: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "NemotronHForCausalLM": config_states.nemotron_h,
     "DeepseekV2ForCausalLM": config_latent.deepseek,
     "DeepseekV3ForCausalLM": config_latent.deepseek,
+    "KimiLinearForCausalLM": config_latent.kimi_linear,
     "MiniCPM3ForCausalLM": config_latent.minicpm3,
     "Glm4MoeForCausalLM": config_latent.glm4_moe,
     "Ministral3ForCausalLM": _ministral3,

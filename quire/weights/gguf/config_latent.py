@@ -29,6 +29,22 @@ def deepseek(keys: Keys) -> dict[str, Any]:
     return own | _router(keys) | {"topk_method": "group_limited_greedy"} if limited else own | _router(keys)
 
 
+def kimi_linear(keys: Keys) -> dict[str, Any]:
+    """Return the delta rules, which are the layers without heads of keys, and have as many as the others."""
+    groups = keys.of_layers("attention.head_count_kv")
+    return (
+        _latent(keys)
+        | _router(keys)
+        | {
+            "layer_types": ["full_attention" if count else "linear_attention" for count in groups],
+            "linear_head_dim": keys.size("kda.head_dim"),
+            "linear_num_heads": keys.heads,
+            "linear_conv_kernel_dim": keys.size("ssm.conv_kernel"),
+            "norm_topk_prob": keys.flag("expert_weights_norm") is not False,
+        }
+    )
+
+
 def minicpm3(keys: Keys) -> dict[str, Any]:
     return _latent(keys)  # files do not state its factors, which are those of the only model
 

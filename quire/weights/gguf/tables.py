@@ -252,11 +252,7 @@ GEMMA3N = {
     "laurel_post_norm": "laurel.post_laurel_norm",
 }
 _BIASED = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
-LATENT = {
-    **_LATER_PREDICTION,
-    **MOE,
-    **_BIASED,
-    **_shared("mlp.shared_experts"),
+_LATENT = {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
@@ -265,6 +261,19 @@ LATENT = {
     "attn_kv_b": "self_attn.kv_b_proj",  # of older files, and of MiniCPM3
     "attn_k_b.weight": "self_attn.kv_b_proj.keys.weight",
     "attn_v_b.weight": "self_attn.kv_b_proj.values.weight",
+}
+LATENT = {**_LATER_PREDICTION, **MOE, **_BIASED, **_shared("mlp.shared_experts"), **_LATENT}
+KIMI_LINEAR = {
+    **_LATENT,
+    **_experts("block_sparse_moe", "gate", "w1", "w3", "w2"),
+    **_shared("block_sparse_moe.shared_experts"),
+    "exp_probs_b.bias": "block_sparse_moe.gate.e_score_correction_bias",
+    **{f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"},
+    **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_dt.bias": "self_attn.dt_bias",
+    "ssm_a": "self_attn.A_log",
+    "ssm_norm": "self_attn.o_norm",
 }
 LATENT_FUSED = {**LATENT, **_fused("mlp.experts", "down_proj")}
 GLM4_MOE = {
