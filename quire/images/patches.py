@@ -12,7 +12,16 @@ from typing import Protocol
 import numpy as np
 
 from quire.errors import ConfigError
-from quire.images.sizes import FixedSize, KeptShape, LongestSide, SizeRule, SquareTiles, Tiles, TokenBudget
+from quire.images.sizes import (
+    FixedSize,
+    GridTiles,
+    KeptShape,
+    LongestSide,
+    SizeRule,
+    SquareTiles,
+    Tiles,
+    TokenBudget,
+)
 
 
 class Patching(Protocol):
@@ -210,22 +219,24 @@ class BudgetedPatches(Squares):
 
 @dataclass(frozen=True, slots=True)
 class TiledPatches(Squares):
-    """Squares of `merge` x `merge` patches become one token (Idefics3). Images become tiles of one size.
+    """Squares of `merge` x `merge` patches become one token (Idefics3, InternVL). Images become tiles of one
+    size.
 
     Patches of one square follow one another. Each has a learned position. Pixels that are left over at the
-    right and below have no patch.
+    right and below have no patch. With `classed`, a class token comes after the patches (`_beside_class`).
     """
 
     patch: int
     merge: int
-    size: SquareTiles
+    size: SquareTiles | GridTiles
     normalization: Normalization
     resample: int
+    classed: bool = False
 
     @property
     def most(self) -> tuple[int, int]:
         tokens = (self.size.side // self.unit) ** 2
-        return tokens * self.merge**2, tokens
+        return tokens * self.merge**2 + self.classed, tokens
 
     @property
     def most_of_all(self) -> int:
@@ -238,7 +249,8 @@ class TiledPatches(Squares):
     def patches(self, pixels: np.ndarray) -> np.ndarray:
         used = self.size.side // self.unit * self.unit
         values = self.normalization.apply(pixels[:used, :used])
-        return _in_one_grid(values, self.patch, self.merge)
+        found = _in_one_grid(values, self.patch, self.merge)
+        return _beside_class(found) if self.classed else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +341,19 @@ def _in_one_grid(values: np.ndarray, patch: int, merge: int) -> np.ndarray:
     cut, y, x = _in_squares(values, patch, merge)
     places = y * (len(values) // patch) + x, np.ones(len(y))
     return np.concatenate([cut.reshape(len(y), -1), np.stack(places, axis=1)], axis=1, dtype=np.float32)
+
+
+def _beside_class(patches: np.ndarray) -> np.ndarray:
+    """Return patches that have a learned position, and a class token, which has no pixels and the first one.
+
+    Further columns have the row of a table of patches alone, and its factor, and the same of the class token.
+    """
+    count = len(patches)
+    pixels = np.concatenate([patches[:, :-2], np.zeros((1, patches.shape[1] - 2))])
+    places = np.append(patches[:, -2] + 1, 0)
+    is_class, zeros = np.arange(count + 1) == count, np.zeros(count + 1)
+    columns = places, zeros + 1, zeros, ~is_class, zeros, is_class
+    return np.concatenate([pixels, np.stack(columns, axis=1)], axis=1, dtype=np.float32)
 
 
 def _in_squares(values: np.ndarray, patch: int, merge: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

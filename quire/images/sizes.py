@@ -166,7 +166,7 @@ class Tiles:
         area = math.prod(max(self.patch, round(side / self.unit) * self.unit) for side in (height, width))
         if not self.tiles or area <= self.most * self.unit**2 * self.tolerance:
             return Cut(whole)
-        rows, columns = self._grid(height, width)
+        rows, columns = _nearest_grid(height, width, self.side, self.fewest, self.tiles)
         size = rows * self.side, columns * self.side
         return Cut(size, rows, columns, whole if self.overview else None)
 
@@ -188,21 +188,23 @@ class Tiles:
             rows = min(rows, self.most // columns)
         return rows * unit, columns * unit
 
-    def _grid(self, height: int, width: int) -> Size:
-        """Return the rows and columns of tiles that are nearest to the proportions of an image.
 
-        Of equal ones the larger, if the image is larger than half of it.
-        """
-        counts = range(1, self.tiles + 1)
-        grids = [(rows, columns) for columns in counts for rows in counts]
-        fit = [grid for grid in grids if self.fewest <= math.prod(grid) <= self.tiles]
-        best, nearest = (1, 1), math.inf
-        for rows, columns in sorted(fit, key=math.prod):
-            apart = abs(width / height - columns / rows)
-            larger = height * width > 0.5 * self.side**2 * rows * columns
-            if apart < nearest or (apart == nearest and larger):
-                best, nearest = (rows, columns), apart
-        return best
+@dataclass(frozen=True, slots=True)
+class GridTiles:
+    """Images become `fewest` tiles of `side` x `side` pixels or more, in about their proportions, and an
+    overview of this size if these are several. They have `parts` at most.
+    """
+
+    side: int
+    fewest: int
+    parts: int
+
+    def cut(self, height: int, width: int) -> Cut:
+        """Return how an image becomes parts."""
+        most = max(1, self.parts - 1)
+        rows, columns = _nearest_grid(height, width, self.side, min(self.fewest, most), most)
+        overview = (self.side, self.side) if rows * columns > 1 else None
+        return Cut((rows * self.side, columns * self.side), rows, columns, overview)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +237,23 @@ class SquareTiles:
         return rows, math.ceil(int(rows * self.side * ratio) / self.side)
 
 
+def _nearest_grid(height: int, width: int, side: int, fewest: int, most: int) -> Size:
+    """Return the rows and columns of the `fewest` to `most` tiles with the nearest proportions to an image.
+
+    Of equal ones the larger, if the image is larger than half of it.
+    """
+    counts = range(1, most + 1)
+    grids = [(rows, columns) for columns in counts for rows in counts]
+    fit = [grid for grid in grids if fewest <= math.prod(grid) <= most]
+    best, nearest = (1, 1), math.inf
+    for rows, columns in sorted(fit, key=math.prod):
+        apart = abs(width / height - columns / rows)
+        larger = height * width > 0.5 * side**2 * rows * columns
+        if apart < nearest or (apart == nearest and larger):
+            best, nearest = (rows, columns), apart
+    return best
+
+
 def _scaled(height: int, width: int, longest: int) -> Size:
     """Return a size with a longer side of `longest`. The other is rounded down, then up to an even one."""
     if width >= height:
@@ -242,7 +261,8 @@ def _scaled(height: int, width: int, longest: int) -> Size:
     return longest, max(1, -(-int(longest * (width / height)) // 2) * 2)
 
 
-SizeRule = FixedSize | KeptShape | TokenBudget | LongestSide | Tiles | SquareTiles
+SizeRule = FixedSize | KeptShape | TokenBudget | LongestSide | Tiles | GridTiles | SquareTiles
 RULES: dict[str, type[SizeRule]] = {
-    rule.__name__: rule for rule in (FixedSize, KeptShape, TokenBudget, LongestSide, Tiles, SquareTiles)
+    rule.__name__: rule
+    for rule in (FixedSize, KeptShape, TokenBudget, LongestSide, Tiles, GridTiles, SquareTiles)
 }

@@ -8,6 +8,7 @@ from quire.models.vision import qwen3_vl_tower
 from quire.models.vision_gemma import gemma3_tower
 from quire.models.vision_gemma4 import gemma4_tower
 from quire.models.vision_idefics3 import idefics3_tower
+from quire.models.vision_internvl import internvl_tower
 from quire.models.vision_lfm2 import lfm2_vl_tower
 from quire.models.vision_pixtral import pixtral_tower
 from quire.models.vision_qwen2 import qwen2_5_vl_tower, qwen2_vl_tower
@@ -24,6 +25,17 @@ COMPOSITES: dict[str, Composite] = {
     ),
     "Idefics3ForConditionalGeneration": Composite(
         {"llama": "LlamaForCausalLM"}, tied=False, tower=idefics3_tower
+    ),
+    "InternVLForConditionalGeneration": Composite(
+        {
+            "qwen2": "Qwen2ForCausalLM",
+            "qwen3": "Qwen3ForCausalLM",
+            "qwen3_moe": "Qwen3MoeForCausalLM",
+            "llama": "LlamaForCausalLM",
+            "gpt_oss": "GptOssForCausalLM",
+        },
+        tied=True,
+        tower=internvl_tower,
     ),
     "Lfm2VlForConditionalGeneration": Composite(
         {"lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"}, True, tower=lfm2_vl_tower

@@ -79,12 +79,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "MistralForCausalLM": Family(llama, defaults.MISTRAL, seeing=llama),
     "Ministral3ForCausalLM": Family(ministral3, defaults.MINISTRAL3, seeing=ministral3),
-    "Qwen2ForCausalLM": Family(qwen2, defaults.QWEN2, from_max_window_layers),
+    "Qwen2ForCausalLM": Family(qwen2, defaults.QWEN2, from_max_window_layers, seeing=qwen2),
     "Qwen2MoeForCausalLM": Family(
         qwen2_moe, defaults_later.QWEN2_MOE, slides_in_qwen2_moe, older=_NO_OTHER_NAME
     ),
-    "Qwen3ForCausalLM": Family(qwen3, defaults.QWEN3, from_max_window_layers),
-    "Qwen3MoeForCausalLM": Family(qwen3, defaults.QWEN3_MOE),
+    "Qwen3ForCausalLM": Family(qwen3, defaults.QWEN3, from_max_window_layers, seeing=qwen3),
+    "Qwen3MoeForCausalLM": Family(qwen3, defaults.QWEN3_MOE, seeing=qwen3),
     "Qwen3NextForCausalLM": Family(
         qwen3_next,
         defaults.QWEN3_NEXT,
@@ -252,7 +252,12 @@ FAMILIES: dict[str, Family] = {
         only={**_NO_BIAS, "moe_norm_min": (1e-12,)},
     ),
     "GptOssForCausalLM": Family(
-        gpt_oss, defaults.GPT_OSS, every_other, spelled=_EXPERTS, only={"swiglu_alpha": (1.702,)}
+        gpt_oss,
+        defaults.GPT_OSS,
+        every_other,
+        spelled=_EXPERTS,
+        only={"swiglu_alpha": (1.702,)},
+        seeing=gpt_oss,
     ),
     **RECENT,
     **VARIATIONS,

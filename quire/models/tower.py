@@ -41,7 +41,49 @@ def embed_patches(b: Builder, given: Value, w: Names, shape: tuple[int, ...], *,
     return b.record(ops.Linear(b.value(shape[:1]), x, weight, added)).out
 
 
-def require_same(processor: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+def embed_beside_class(
+    b: Builder, shape: tuple[int, ...], patches: Names, token: WeightSpec, places: WeightSpec, *, bias: bool
+) -> Value:
+    """Embed patches and a class token after them, each with a learned position.
+
+    The convolution of the patches is stored in `shape`; the token is a table of one row.
+    """
+    pixels, hidden = math.prod(shape[1:]), token.shape[1:]
+    given = b.record(ops.Patches(b.value((pixels + 6,)))).out
+    x = embed_patches(b, given, patches, shape, bias=False)
+    tables = [(token, 4), (places, 0)]
+    if bias:
+        name = patches / "bias"
+        tables.insert(0, (WeightSpec(name, token.shape, (name,), stored=hidden), 2))
+    for table, column in tables:
+        own = b.slice(given, pixels + column, 2)
+        x = b.add(x, b.record(ops.MixedRows(b.value(hidden), own, table)).out)
+    return x
+
+
+def square_size(cfg: Fields, name: str) -> int:
+    """Return a size that may be stated for both sides. Raises ConfigError if these differ."""
+    stated = cfg.get(name)
+    if isinstance(stated, list | tuple) and len(stated) == 2 and stated[0] == stated[1]:
+        return Fields({name: stated[0]}).size(name)
+    return cfg.size(name)
+
+
+def require_squares(side: int, patch: int, merge: int, channels: int) -> None:
+    """Raise ConfigError unless the patches of an image of this side are in squares of `merge` x `merge`."""
+    if side // patch % merge or side < patch or channels != 3:
+        problem = f"{side // patch} patches of a side, in squares of {merge} x {merge}"
+        raise ConfigError(f"config.json: vision_config: {problem}, are not supported")
+
+
+def require_last_layer(whole: Fields) -> None:
+    """Raise ConfigError unless the text model gets what the last layer of the tower gives."""
+    if (layer := whole.get("vision_feature_layer")) not in (-1, [-1], None):
+        problem = f"vision_feature_layer = {quoted(layer)} is not supported"
+        raise ConfigError(f"config.json: {problem}: only -1, the last")
+
+
+def require_same(processor: Mapping[str, Any], sizes: Mapping[str, Any]) -> None:
     """Raise ConfigError if a processor states other sizes than a tower has."""
     for name, value in sizes.items():
         if (other := processor.get(name, value)) != value:

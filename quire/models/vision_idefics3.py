@@ -15,7 +15,7 @@ from quire.images.vision import Vision
 from quire.models.config import Fields
 from quire.models.defaults import LLAMA
 from quire.models.siglip import SIGLIP, siglip
-from quire.models.tower import image_token, normalization, tower_fields, unquantized
+from quire.models.tower import image_token, normalization, require_squares, tower_fields, unquantized
 from quire.program import Builder, Names, ops
 
 _TOWER = {**SIGLIP, "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
@@ -45,9 +45,7 @@ def idefics3_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visi
 def _patching(cfg: Fields, whole: Fields, processor: Mapping[str, Any]) -> TiledPatches:
     """Return how images are resized and cut. Raises ConfigError for what is not supported."""
     patch, merge, side = cfg.size("patch_size"), whole.size("scale_factor"), cfg.size("image_size")
-    if side // patch % merge or side < patch or cfg.size("num_channels") != 3:
-        problem = f"{side // patch} patches of a side, in squares of {merge} x {merge}"
-        raise ConfigError(f"config.json: vision_config: {problem}, are not supported")
+    require_squares(side, patch, merge, cfg.size("num_channels"))
     if (tile := _edge(processor, "max_image_size", _SIDE)) != side:
         problem = f"tiles of {tile} pixels, but the vision tower takes {side}"
         raise ConfigError(f"preprocessor_config.json: {problem}")

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from quire.errors import ConfigError, quoted
+from quire.errors import ConfigError
 from quire.images.marks import Marks
 from quire.images.patches import NaflexPatches
 from quire.images.sizes import Tiles
@@ -16,7 +16,14 @@ from quire.images.vision import Vision
 from quire.models.config import Fields
 from quire.models.defaults import LFM2
 from quire.models.siglip import SIGLIP, siglip_layers
-from quire.models.tower import image_token, normalization, require_same, tower_fields, unquantized
+from quire.models.tower import (
+    image_token,
+    normalization,
+    require_last_layer,
+    require_same,
+    tower_fields,
+    unquantized,
+)
 from quire.program import Builder, Names, Value, ops
 
 _TOWER = {**{key: value for key, value in SIGLIP.items() if key != "image_size"}, "num_patches": 256}
@@ -53,9 +60,7 @@ _BILINEAR = 2  # of Pillow
 def lfm2_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
     """Record the tower of LFM2-VL, with its projection to the embeddings of the text model."""
     cfg, whole, b, w = tower_fields(raw, _TOWER), Fields({**_WHOLE, **raw}), Builder(), Names("model")
-    if whole.get("vision_feature_layer") not in (-1, None):
-        layer = quoted(whole.get("vision_feature_layer"))
-        raise ConfigError(f"config.json: vision_feature_layer = {layer} is not supported: only -1, the last")
+    require_last_layer(whole)
     patching, hidden = _patching(cfg, whole, processor), cfg.size("hidden_size")
     pixels, places, tower = 3 * patching.patch**2, patching.side**2, w / "vision_tower"
     given = b.record(ops.Patches(b.value((pixels + places,)))).out

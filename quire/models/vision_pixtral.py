@@ -13,7 +13,15 @@ from quire.images.vision import Vision
 from quire.models.config import Fields
 from quire.models.defaults import MISTRAL
 from quire.models.pooling import attend_both
-from quire.models.tower import clip_pixels, embed_patches, image_token, theta_of, tower_fields, unquantized
+from quire.models.tower import (
+    clip_pixels,
+    embed_patches,
+    image_token,
+    require_last_layer,
+    theta_of,
+    tower_fields,
+    unquantized,
+)
 from quire.program import Builder, Names, Value, WeightSpec, ops
 
 _PIXTRAL = {
@@ -43,9 +51,7 @@ def pixtral_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visio
     hidden, heads, patch = cfg.size("hidden_size"), cfg.size("num_attention_heads"), cfg.size("patch_size")
     if hidden % (4 * heads) or cfg.size("num_channels") != 3:
         raise ConfigError(f"config.json: vision_config: {hidden} numbers in {heads} heads are not supported")
-    if whole.get("vision_feature_layer") not in (-1, [-1]):
-        layer = quoted(whole.get("vision_feature_layer"))
-        raise ConfigError(f"config.json: vision_feature_layer = {layer} is not supported: only -1, the last")
+    require_last_layer(whole)
     theta, b, w = theta_of(cfg, cfg.positive("rope_theta")), Builder(), Names("model.vision_tower")
     pixels, pairs = 3 * patch**2, hidden // heads // 2 // _PLACES
     given = b.record(ops.Patches(b.value((pixels + _PLACES,)))).out

@@ -133,6 +133,7 @@ _CLIP = {"hidden_size": 1152, "intermediate_size": 4304}
 TOWERS: dict[str, dict[str, Any]] = {
     "Gemma3": _CLIP | {"num_attention_heads": 16, "image_size": 896, "patch_size": 14},
     "Idefics3": _CLIP | {"num_attention_heads": 16, "image_size": 364, "patch_size": 14},
+    "InternVL": {},
     "Lfm2Vl": _CLIP | {"num_attention_heads": 16},
     "Qwen3VL": _CLIP | {"num_heads": 16, "deepstack_visual_indexes": [0], "depth": 1},
     "Qwen2VL": {"depth": 1},

@@ -18,12 +18,14 @@ from tiny_vision import (
     CONFIG4,
     CONFIG4E,
     CONFIG25,
+    CONFIG_INTERNVL,
     CONFIG_LFM2,
     CONFIG_PIXTRAL,
     CONFIG_SMOLVLM,
     PROCESSOR,
     PROCESSOR3,
     PROCESSOR4,
+    PROCESSOR_INTERNVL,
     PROCESSOR_LFM2,
     PROCESSOR_PIXTRAL,
     PROCESSOR_SMOLVLM,
@@ -101,6 +103,7 @@ LFM2 = _with(
     _WIDE | {"num_attention_heads": 4},
 )
 SMOLVLM = _with(CONFIG_SMOLVLM, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
+INTERNVL = _with(CONFIG_INTERNVL, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
 SMALL_IMAGES: Json = PROCESSOR3 | {"size": {"height": 24, "width": 24}}
 MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and width of images
     "qwen2_vl": (QWEN2, PROCESSOR, (16, 16)),
@@ -111,6 +114,7 @@ MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and 
     "gemma4_small": (GEMMA4_SMALL, PROCESSOR4, (12, 24)),
     "lfm2_vl": (LFM2, PROCESSOR_LFM2, (16, 16)),
     "smolvlm": (SMOLVLM, PROCESSOR_SMOLVLM, (18, 18)),
+    "internvl": (INTERNVL, PROCESSOR_INTERNVL, (16, 16)),
     "mistral3": (PIXTRAL, PROCESSOR_PIXTRAL, (16, 16)),
 }
 

@@ -100,7 +100,7 @@ def test_every_checkpoint_and_architecture_is_tested(shared_data: Path) -> None:
         *("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
         *("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
         *("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
-        "Lfm2VlForConditionalGeneration",
+        *("Lfm2VlForConditionalGeneration", "InternVLForConditionalGeneration"),
         *("Gemma4UnifiedForCausalLM", "Gemma4ForConditionalGeneration", "Gemma3nForConditionalGeneration"),
         *("Gemma4UnifiedForConditionalGeneration", "Llama4ForConditionalGeneration"),
         *("SeedOssForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM", "StableLmForCausalLM"),

@@ -350,6 +350,40 @@ PROCESSOR_SMOLVLM: dict[str, Any] = {
     "image_std": [0.5, 0.5, 0.5],
 }
 
+# As that of InternVL, whose processor cuts images into tiles, with marks around all of them alone
+TEMPLATE_INTERNVL = TEMPLATE3.replace("<start_of_image>", "<IMG_CONTEXT>\\n")
+MARKS_INTERNVL = ("<img>", "<IMG_CONTEXT>", "</img>")
+CONFIG_INTERNVL: dict[str, Any] = {
+    "architectures": ["InternVLForConditionalGeneration"],
+    "model_type": "internvl",
+    "text_config": {
+        "model_type": "qwen3",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 2048,
+    },
+    "vision_config": {
+        "hidden_size": 24,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": [16, 16],
+        "patch_size": [4, 4],
+    },
+    "tie_word_embeddings": False,
+}
+PROCESSOR_INTERNVL: dict[str, Any] = {
+    "image_processor_type": "GotOcr2ImageProcessorFast",
+    "size": {"height": 16, "width": 16},
+    "max_patches": 4,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
 
 def write_qwen3_vl(folder: Path, config: dict[str, Any] = CONFIG) -> Path:
     """Write the model."""
@@ -387,6 +421,11 @@ def write_lfm2_vl(folder: Path, config: dict[str, Any] = CONFIG_LFM2) -> Path:
 def write_smolvlm(folder: Path, config: dict[str, Any] = CONFIG_SMOLVLM) -> Path:
     """Write the model."""
     return _write(folder, config, PROCESSOR_SMOLVLM, MARKS_SMOLVLM, TEMPLATE_SMOLVLM)
+
+
+def write_internvl(folder: Path, config: dict[str, Any] = CONFIG_INTERNVL) -> Path:
+    """Write the model."""
+    return _write(folder, config, PROCESSOR_INTERNVL, MARKS_INTERNVL, TEMPLATE_INTERNVL)
 
 
 def _write(

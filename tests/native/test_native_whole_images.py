@@ -19,12 +19,14 @@ from tiny_vision import (
     CONFIG4,
     CONFIG4E,
     CONFIG25,
+    CONFIG_INTERNVL,
     CONFIG_LFM2,
     CONFIG_PIXTRAL,
     CONFIG_SMOLVLM,
     PROCESSOR,
     PROCESSOR3,
     PROCESSOR4,
+    PROCESSOR_INTERNVL,
     PROCESSOR_LFM2,
     PROCESSOR_PIXTRAL,
     PROCESSOR_SMOLVLM,
@@ -70,6 +72,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "gemma 4, small": (CONFIG4E, PROCESSOR4, 48),
     "lfm2": (CONFIG_LFM2, PROCESSOR_LFM2, 24),
     "smolvlm": (CONFIG_SMOLVLM, PROCESSOR_SMOLVLM, 18),
+    "internvl": (CONFIG_INTERNVL, PROCESSOR_INTERNVL, 16),
     "mistral 3": (CONFIG_PIXTRAL, PROCESSOR_PIXTRAL, 24),
 }
 
