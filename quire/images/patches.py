@@ -13,10 +13,10 @@ import numpy as np
 
 from quire.errors import ConfigError
 from quire.images.sizes import (
-    FixedSize,
     GridTiles,
     KeptShape,
     LongestSide,
+    OneSquare,
     SizeRule,
     SquareTiles,
     Tiles,
@@ -153,36 +153,6 @@ class MergedPatches(Squares):
 
 
 @dataclass(frozen=True, slots=True)
-class PooledPatches(Squares):
-    """Squares of `merge` x `merge` patches become one token (Gemma 3). Images are `side` x `side` pixels.
-
-    Patches of one square follow one another. Each has a learned position.
-    """
-
-    side: int
-    patch: int
-    merge: int
-    normalization: Normalization
-    resample: int
-
-    @property
-    def size(self) -> FixedSize:
-        return FixedSize(self.side, self.side)
-
-    @property
-    def most(self) -> tuple[int, int]:
-        patches = (self.side // self.patch) ** 2
-        return patches, patches // self.merge**2
-
-    def bounded(self, max_tokens: int) -> PooledPatches:
-        _require_tokens(self.most[1], max_tokens)
-        return self
-
-    def patches(self, pixels: np.ndarray) -> np.ndarray:
-        return _in_one_grid(self.normalization.apply(pixels), self.patch, self.merge)
-
-
-@dataclass(frozen=True, slots=True)
 class BudgetedPatches(Squares):
     """Squares of `merge` x `merge` patches become one token (Gemma 4). An image keeps its proportions.
 
@@ -219,8 +189,8 @@ class BudgetedPatches(Squares):
 
 @dataclass(frozen=True, slots=True)
 class TiledPatches(Squares):
-    """Squares of `merge` x `merge` patches become one token (Idefics3, InternVL). Images become tiles of one
-    size.
+    """Squares of `merge` x `merge` patches become one token. Images become one square (Gemma 3, Llava), or
+    tiles of one size (Idefics3, InternVL).
 
     Patches of one square follow one another. Each has a learned position. Pixels that are left over at the
     right and below have no patch. With `classed`, a class token comes after the patches (`_beside_class`).
@@ -228,7 +198,7 @@ class TiledPatches(Squares):
 
     patch: int
     merge: int
-    size: SquareTiles | GridTiles
+    size: OneSquare | SquareTiles | GridTiles
     normalization: Normalization
     resample: int
     classed: bool = False
@@ -244,7 +214,7 @@ class TiledPatches(Squares):
 
     def bounded(self, max_tokens: int) -> TiledPatches:
         _require_tokens(self.most[1], max_tokens)
-        return replace(self, size=replace(self.size, parts=min(self.size.parts, max_tokens // self.most[1])))
+        return replace(self, size=self.size.bounded(max_tokens // self.most[1]))
 
     def patches(self, pixels: np.ndarray) -> np.ndarray:
         used = self.size.side // self.unit * self.unit

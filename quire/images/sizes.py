@@ -12,7 +12,7 @@ Size = tuple[int, int]  # height and width
 
 class Cut(NamedTuple):
     """An image is resized to the size `before`, if any, then to `size`, and cut into `rows` x `columns`
-    tiles, its parts.
+    tiles, its parts: all of it, or the `middle` of this size.
 
     The last part is all of it in the size of `overview`, unless that is None. With `before` it is made of
     what is cut, else of the image as it came.
@@ -23,6 +23,7 @@ class Cut(NamedTuple):
     columns: int = 1
     overview: Size | None = None
     before: Size | None = None
+    middle: Size | None = None
 
 
 class OnePart:
@@ -40,15 +41,31 @@ class OnePart:
 
 
 @dataclass(frozen=True, slots=True)
-class FixedSize(OnePart):
-    """All images become `height` x `width` pixels."""
+class OneSquare:
+    """All images become `side` x `side` pixels. With `middle` they keep their proportions, and what a longer
+    side has more is left out at both ends.
+    """
 
-    height: int
-    width: int
+    side: int
+    middle: bool = False
 
-    def of(self, height: int, width: int) -> tuple[int, int]:
-        """Return the (height, width) to which an image is resized."""
-        return self.height, self.width
+    @property
+    def parts(self) -> int:
+        """The number of parts of an image."""
+        return 1
+
+    def bounded(self, parts: int) -> OneSquare:
+        """Return a rule by which images have at most so many parts."""
+        return self
+
+    def cut(self, height: int, width: int) -> Cut:
+        """Return how an image becomes parts. Raises ValueError if it is too narrow."""
+        square = self.side, self.side
+        if not self.middle:
+            return Cut(square)
+        _require_width(height, width)
+        rows, columns = (self.side * side // min(height, width) for side in (height, width))
+        return Cut((rows, columns), middle=square)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +78,7 @@ class KeptShape(OnePart):
 
     def of(self, height: int, width: int) -> tuple[int, int]:
         """Return the (height, width) to which an image is resized. Raises ValueError if it is too narrow."""
-        if max(height, width) > MAX_RATIO * min(height, width):
-            raise ValueError(
-                f"an image of {width} x {height} pixels is too narrow: its sides may differ by a "
-                f"factor of {MAX_RATIO}"
-            )
+        _require_width(height, width)
         unit, area = self.unit, height * width
         rows, columns = round(height / unit), round(width / unit)
         if rows * columns * unit**2 < self.min_pixels:
@@ -199,6 +212,10 @@ class GridTiles:
     fewest: int
     parts: int
 
+    def bounded(self, parts: int) -> GridTiles:
+        """Return a rule by which images have at most so many parts."""
+        return replace(self, parts=min(self.parts, parts))
+
     def cut(self, height: int, width: int) -> Cut:
         """Return how an image becomes parts."""
         most = max(1, self.parts - 1)
@@ -216,6 +233,10 @@ class SquareTiles:
     longest: int
     side: int
     parts: int
+
+    def bounded(self, parts: int) -> SquareTiles:
+        """Return a rule by which images have at most so many parts."""
+        return replace(self, parts=min(self.parts, parts))
 
     def cut(self, height: int, width: int) -> Cut:
         """Return how an image becomes parts."""
@@ -235,6 +256,14 @@ class SquareTiles:
             return math.ceil(int(columns * self.side / ratio) / self.side), columns
         rows = math.ceil(height / self.side)
         return rows, math.ceil(int(rows * self.side * ratio) / self.side)
+
+
+def _require_width(height: int, width: int) -> None:
+    if max(height, width) > MAX_RATIO * min(height, width):
+        raise ValueError(
+            f"an image of {width} x {height} pixels is too narrow: its sides may differ by a "
+            f"factor of {MAX_RATIO}"
+        )
 
 
 def _nearest_grid(height: int, width: int, side: int, fewest: int, most: int) -> Size:
@@ -261,8 +290,8 @@ def _scaled(height: int, width: int, longest: int) -> Size:
     return longest, max(1, -(-int(longest * (width / height)) // 2) * 2)
 
 
-SizeRule = FixedSize | KeptShape | TokenBudget | LongestSide | Tiles | GridTiles | SquareTiles
+SizeRule = OneSquare | KeptShape | TokenBudget | LongestSide | Tiles | GridTiles | SquareTiles
 RULES: dict[str, type[SizeRule]] = {
     rule.__name__: rule
-    for rule in (FixedSize, KeptShape, TokenBudget, LongestSide, Tiles, GridTiles, SquareTiles)
+    for rule in (OneSquare, KeptShape, TokenBudget, LongestSide, Tiles, GridTiles, SquareTiles)
 }

@@ -10,6 +10,7 @@ from quire.models.vision_gemma4 import gemma4_tower
 from quire.models.vision_idefics3 import idefics3_tower
 from quire.models.vision_internvl import internvl_tower
 from quire.models.vision_lfm2 import lfm2_vl_tower
+from quire.models.vision_llava import llava_tower
 from quire.models.vision_pixtral import pixtral_tower
 from quire.models.vision_qwen2 import qwen2_5_vl_tower, qwen2_vl_tower
 
@@ -41,6 +42,12 @@ COMPOSITES: dict[str, Composite] = {
         {"lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"}, True, tower=lfm2_vl_tower
     ),
     "Llama4ForConditionalGeneration": Composite({"": "Llama4ForCausalLM"}, tied=False),
+    "LlavaForConditionalGeneration": Composite(
+        {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"},
+        tied=False,
+        tower=llava_tower,
+        text_ties=True,
+    ),
     "Mistral3ForConditionalGeneration": Composite(
         {
             "mistral": "MistralForCausalLM",
@@ -51,10 +58,10 @@ COMPOSITES: dict[str, Composite] = {
         tower=pixtral_tower,
     ),
     "Qwen2VLForConditionalGeneration": Composite(
-        {"": "qwen2_vl_text"}, tied=False, tower=qwen2_vl_tower, flat=True
+        {"": "qwen2_vl_text"}, tied=False, tower=qwen2_vl_tower, flat=True, text_ties=True
     ),
     "Qwen2_5_VLForConditionalGeneration": Composite(
-        {"": "qwen2_vl_text"}, tied=False, tower=qwen2_5_vl_tower, flat=True
+        {"": "qwen2_vl_text"}, tied=False, tower=qwen2_5_vl_tower, flat=True, text_ties=True
     ),
     "Qwen3VLForConditionalGeneration": Composite({"": "qwen3_vl_text"}, tied=False, tower=qwen3_vl_tower),
     "Qwen3VLMoeForConditionalGeneration": Composite(

@@ -280,8 +280,9 @@ def read_model(raw: Mapping[str, Any], processor: Mapping[str, Any] | None = Non
     """
     name = _architecture(raw)
     family, text = _family(name, raw)
-    cfg, composite = _config(family, text), COMPOSITES.get(name)
-    vision = None if composite is None or processor is None else composite.vision(raw, processor)
+    cfg, composite, vision = _config(family, text), COMPOSITES.get(name), None
+    if composite is not None and processor is not None:
+        vision = composite.vision(raw, processor, cfg.hidden_size)
     parts = () if composite is None else composite.parts(raw, vision)
     builder = Builder()
     if vision is not None and family.seeing is not None:

@@ -18,6 +18,7 @@ _CLIP = {
     "image_mean": (0.48145466, 0.4578275, 0.40821073),
     "image_std": (0.26862954, 0.26130258, 0.27577711),
 }
+_QUICK = 1.702
 _ROPES = ("axial", "default")  # names of rotations by place
 
 
@@ -59,6 +60,26 @@ def embed_beside_class(
         own = b.slice(given, pixels + column, 2)
         x = b.add(x, b.record(ops.MixedRows(b.value(hidden), own, table)).out)
     return x
+
+
+def activate(b: Builder, x: Value, activation: str) -> Value:
+    """Apply an activation, also quick_gelu, which only towers have: x sigmoid(1.702 x)."""
+    if activation != "quick_gelu":
+        return b.activation(x, activation)
+    return b.scale(b.activation(b.scale(x, _QUICK), "silu"), 1 / _QUICK)
+
+
+def project(
+    b: Builder, whole: Fields, x: Value, w: Names, width: int, *, inner: int | None = None, bias: bool = True
+) -> Value:
+    """Return x as embeddings of `width` numbers, by two matrices with `inner` numbers between, or as many."""
+    h = b.linear(x, w / "linear_1", inner or width, bias=bias)
+    return b.linear(activate(b, h, str(whole.get("projector_hidden_act"))), w / "linear_2", width, bias=bias)
+
+
+def text_width(raw: Mapping[str, Any]) -> int:
+    """Return the width of the text model of a config.json."""
+    return Fields(raw["text_config"]).size("hidden_size")
 
 
 def square_size(cfg: Fields, name: str) -> int:

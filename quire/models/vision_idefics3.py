@@ -13,9 +13,15 @@ from quire.images.patches import TiledPatches
 from quire.images.sizes import SquareTiles
 from quire.images.vision import Vision
 from quire.models.config import Fields
-from quire.models.defaults import LLAMA
 from quire.models.siglip import SIGLIP, siglip
-from quire.models.tower import image_token, normalization, require_squares, tower_fields, unquantized
+from quire.models.tower import (
+    image_token,
+    normalization,
+    require_squares,
+    text_width,
+    tower_fields,
+    unquantized,
+)
 from quire.program import Builder, Names, ops
 
 _TOWER = {**SIGLIP, "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
@@ -37,8 +43,7 @@ def idefics3_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visi
     patching = _patching(cfg, Fields({"scale_factor": 2, **raw}), processor)
     x = siglip(b, cfg, Names("model.vision_model"), patching.most[0])
     x = b.record(ops.JoinRows(b.value((patching.merge**2 * x.width,), "L"), x)).out
-    width = Fields({**LLAMA, **raw["text_config"]}).size("hidden_size")
-    out = b.linear(x, Names("model.connector.modality_projection.proj"), width)
+    out = b.linear(x, Names("model.connector.modality_projection.proj"), text_width(raw))
     return Vision(unquantized(b.program(out)), patching, image_token(raw, _TOKEN), marks=MARKS)
 
 

@@ -15,13 +15,16 @@ from quire.images.vision import Vision
 from quire.models.config import Fields
 from quire.models.pooling import attend_both
 from quire.models.tower import (
+    activate,
     clip_pixels,
     embed_beside_class,
     image_token,
+    project,
     require_last_layer,
     require_same,
     require_squares,
     square_size,
+    text_width,
     tower_fields,
     unquantized,
 )
@@ -104,7 +107,7 @@ def _layer(b: Builder, cfg: Fields, x: Value, p: Names) -> Value:
     x = b.add(x, b.scale_by_weight(h, p / "lambda_1", hidden))
     h = _norm(b, cfg, x, p / "layernorm_after")
     h = b.linear(h, p / "mlp.fc1", cfg.size("intermediate_size"), bias=True)
-    h = b.linear(b.activation(h, str(cfg.get("hidden_act"))), p / "mlp.fc2", hidden, bias=True)
+    h = b.linear(activate(b, h, str(cfg.get("hidden_act"))), p / "mlp.fc2", hidden, bias=True)
     return b.add(x, b.scale_by_weight(h, p / "lambda_2", hidden))
 
 
@@ -115,11 +118,8 @@ def _norm(b: Builder, cfg: Fields, x: Value, w: Names) -> Value:
 
 def _projected(b: Builder, whole: Fields, x: Value, w: Names, number: int) -> Value:
     """Return squares of `number` patches as embeddings of the text model."""
-    out = Fields(whole.get("text_config")).size("hidden_size")
     x = b.record(ops.JoinRows(b.value((number * x.width,), "L"), x)).out
-    x = b.layer_norm(x, w / "layer_norm", _EPS)
-    h = b.activation(b.linear(x, w / "linear_1", out, bias=True), str(whole.get("projector_hidden_act")))
-    return b.linear(h, w / "linear_2", out, bias=True)
+    return project(b, whole, b.layer_norm(x, w / "layer_norm", _EPS), w, text_width(whole.values))
 
 
 def _patching(cfg: Fields, whole: Fields, processor: Mapping[str, Any]) -> TiledPatches:

@@ -14,13 +14,14 @@ from quire.images.patches import NaflexPatches
 from quire.images.sizes import Tiles
 from quire.images.vision import Vision
 from quire.models.config import Fields
-from quire.models.defaults import LFM2
 from quire.models.siglip import SIGLIP, siglip_layers
 from quire.models.tower import (
     image_token,
     normalization,
+    project,
     require_last_layer,
     require_same,
+    text_width,
     tower_fields,
     unquantized,
 )
@@ -75,13 +76,11 @@ def lfm2_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visio
 
 def _projected(b: Builder, whole: Fields, x: Value, w: Names, number: int) -> Value:
     """Return squares of `number` patches as embeddings of the text model."""
-    out = Fields({**LFM2, **whole.get("text_config")}).size("hidden_size")
-    bias = whole.flag("projector_bias")
+    out, bias = text_width(whole.values), whole.flag("projector_bias")
     x = b.record(ops.JoinRows(b.value((number * x.width,), "L"), x)).out
     if whole.flag("projector_use_layernorm"):
         x = b.layer_norm(x, w / "layer_norm", _EPS)
-    h = b.linear(x, w / "linear_1", whole.size("projector_hidden_size"), bias=bias)
-    return b.linear(b.activation(h, str(whole.get("projector_hidden_act"))), w / "linear_2", out, bias=bias)
+    return project(b, whole, x, w, out, inner=whole.size("projector_hidden_size"), bias=bias)
 
 
 def _patching(cfg: Fields, whole: Fields, processor: Mapping[str, Any]) -> NaflexPatches:

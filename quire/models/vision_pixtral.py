@@ -17,6 +17,7 @@ from quire.models.tower import (
     clip_pixels,
     embed_patches,
     image_token,
+    project,
     require_last_layer,
     theta_of,
     tower_fields,
@@ -41,18 +42,29 @@ _WHOLE = {
     "multimodal_projector_bias": False,
     "vision_feature_layer": -1,
 }
-_TOKEN, _ROW_ENDS = 10, ("[IMG_BREAK]", "[IMG_END]")
+TOKEN, ROW_ENDS = 10, ("[IMG_BREAK]", "[IMG_END]")
 _EPS, _PLACES = 1e-5, 2
 
 
 def pixtral_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
     """Record the tower of Pixtral, with the projection to the embeddings of the text model."""
-    cfg, whole = tower_fields(raw, _PIXTRAL), Fields({**_WHOLE, **raw})
+    whole, b = Fields({**_WHOLE, **raw}), Builder()
+    require_last_layer(whole)
+    merge = whole.size("spatial_merge_size")
+    x, patching = pixtral(b, raw, processor, merge)
+    program = unquantized(b.program(_projected(b, whole, x, merge**2)))
+    return Vision(program, patching, image_token(raw, TOKEN), row_ends=ROW_ENDS)
+
+
+def pixtral(
+    b: Builder, raw: Mapping[str, Any], processor: Mapping[str, Any], merge: int
+) -> tuple[Value, BoundedPatches]:
+    """Record the layers, and return also how images become patches, in squares of `merge` x `merge`."""
+    cfg = tower_fields(raw, _PIXTRAL)
     hidden, heads, patch = cfg.size("hidden_size"), cfg.size("num_attention_heads"), cfg.size("patch_size")
     if hidden % (4 * heads) or cfg.size("num_channels") != 3:
         raise ConfigError(f"config.json: vision_config: {hidden} numbers in {heads} heads are not supported")
-    require_last_layer(whole)
-    theta, b, w = theta_of(cfg, cfg.positive("rope_theta")), Builder(), Names("model.vision_tower")
+    theta, w = theta_of(cfg, cfg.positive("rope_theta")), Names("model.vision_tower")
     pixels, pairs = 3 * patch**2, hidden // heads // 2 // _PLACES
     given = b.record(ops.Patches(b.value((pixels + _PLACES,)))).out
     x = embed_patches(b, given, w / "patch_conv", (hidden, 3, patch, patch), bias=False)
@@ -60,8 +72,7 @@ def pixtral_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visio
     places = b.slice(given, pixels, _PLACES)
     for i in range(cfg.size("num_hidden_layers")):
         x = _layer(b, cfg, x, places, theta, w / f"transformer.layers.{i}")
-    merge, longest = whole.size("spatial_merge_size"), _longest(processor, cfg.get("image_size"))
-    out = _projected(b, whole, x, merge**2)
+    longest = _longest(processor, cfg.get("image_size"))
     # Frequencies of rows and columns alternate: theta^(-0/n), theta^(-1/n), ... of n pairs
     patching = BoundedPatches(
         patch,
@@ -71,7 +82,7 @@ def pixtral_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visio
         theta ** (-1 / (_PLACES * pairs)),
         *clip_pixels(processor),
     )
-    return Vision(unquantized(b.program(out)), patching, image_token(raw, _TOKEN), row_ends=_ROW_ENDS)
+    return x, patching
 
 
 def _layer(b: Builder, cfg: Fields, x: Value, places: Value, theta: float, p: Names) -> Value:
@@ -89,14 +100,13 @@ def _layer(b: Builder, cfg: Fields, x: Value, places: Value, theta: float, p: Na
 def _projected(b: Builder, whole: Fields, x: Value, number: int) -> Value:
     """Return squares of `number` patches as embeddings of the text model."""
     w, text = Names("model.multi_modal_projector"), Fields({**MISTRAL, **whole.get("text_config")})
-    hidden, out, bias = x.width, text.size("hidden_size"), whole.flag("multimodal_projector_bias")
+    hidden, bias = x.width, whole.flag("multimodal_projector_bias")
     x = b.rms_norm(x, w / "norm", text.positive("rms_norm_eps"))
     x = b.record(ops.JoinRows(b.value((number * hidden,), "L"), x)).out
     name = w / "patch_merger.merging_layer.weight"
     weight = WeightSpec(name, (hidden, number * hidden), (name,), turns=number)
     x = b.record(ops.Linear(b.value((hidden,), "L"), x, weight)).out
-    h = b.activation(b.linear(x, w / "linear_1", out, bias=bias), str(whole.get("projector_hidden_act")))
-    return b.linear(h, w / "linear_2", out, bias=bias)
+    return project(b, whole, x, w, text.size("hidden_size"), bias=bias)
 
 
 def _longest(processor: Mapping[str, Any], stated: Any) -> int:

@@ -20,6 +20,7 @@ from tiny_vision import (
     CONFIG25,
     CONFIG_INTERNVL,
     CONFIG_LFM2,
+    CONFIG_LLAVA,
     CONFIG_PIXTRAL,
     CONFIG_SMOLVLM,
     PROCESSOR,
@@ -27,6 +28,7 @@ from tiny_vision import (
     PROCESSOR4,
     PROCESSOR_INTERNVL,
     PROCESSOR_LFM2,
+    PROCESSOR_LLAVA,
     PROCESSOR_PIXTRAL,
     PROCESSOR_SMOLVLM,
 )
@@ -104,6 +106,7 @@ LFM2 = _with(
 )
 SMOLVLM = _with(CONFIG_SMOLVLM, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
 INTERNVL = _with(CONFIG_INTERNVL, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
+LLAVA = _with(CONFIG_LLAVA, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
 SMALL_IMAGES: Json = PROCESSOR3 | {"size": {"height": 24, "width": 24}}
 MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and width of images
     "qwen2_vl": (QWEN2, PROCESSOR, (16, 16)),
@@ -115,6 +118,7 @@ MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and 
     "lfm2_vl": (LFM2, PROCESSOR_LFM2, (16, 16)),
     "smolvlm": (SMOLVLM, PROCESSOR_SMOLVLM, (18, 18)),
     "internvl": (INTERNVL, PROCESSOR_INTERNVL, (16, 16)),
+    "llava": (LLAVA, PROCESSOR_LLAVA, (16, 16)),
     "mistral3": (PIXTRAL, PROCESSOR_PIXTRAL, (16, 16)),
 }
 

@@ -384,6 +384,37 @@ PROCESSOR_INTERNVL: dict[str, Any] = {
     "image_std": [0.5, 0.5, 0.5],
 }
 
+# As that of Llava 1.5, whose processor takes the middle of an image
+TEMPLATE_LLAVA = TEMPLATE3.replace("<start_of_image>", "<image>\\n")
+MARKS_LLAVA = ("<other>", "<image>")
+CONFIG_LLAVA: dict[str, Any] = {
+    "architectures": ["LlavaForConditionalGeneration"],
+    "model_type": "llava",
+    "text_config": {
+        "model_type": "llama",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 2048,
+    },
+    "vision_config": {
+        "model_type": "clip_vision_model",
+        "hidden_size": 24,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 4,
+    },
+}
+PROCESSOR_LLAVA: dict[str, Any] = {
+    "image_processor_type": "CLIPImageProcessor",
+    "size": {"shortest_edge": 16},
+    "crop_size": {"height": 16, "width": 16},
+}
+
 
 def write_qwen3_vl(folder: Path, config: dict[str, Any] = CONFIG) -> Path:
     """Write the model."""
@@ -426,6 +457,11 @@ def write_smolvlm(folder: Path, config: dict[str, Any] = CONFIG_SMOLVLM) -> Path
 def write_internvl(folder: Path, config: dict[str, Any] = CONFIG_INTERNVL) -> Path:
     """Write the model."""
     return _write(folder, config, PROCESSOR_INTERNVL, MARKS_INTERNVL, TEMPLATE_INTERNVL)
+
+
+def write_llava(folder: Path, config: dict[str, Any] = CONFIG_LLAVA) -> Path:
+    """Write the model."""
+    return _write(folder, config, PROCESSOR_LLAVA, MARKS_LLAVA, TEMPLATE_LLAVA)
 
 
 def _write(

@@ -21,6 +21,7 @@ from tiny_vision import (
     CONFIG25,
     CONFIG_INTERNVL,
     CONFIG_LFM2,
+    CONFIG_LLAVA,
     CONFIG_PIXTRAL,
     CONFIG_SMOLVLM,
     PROCESSOR,
@@ -28,6 +29,7 @@ from tiny_vision import (
     PROCESSOR4,
     PROCESSOR_INTERNVL,
     PROCESSOR_LFM2,
+    PROCESSOR_LLAVA,
     PROCESSOR_PIXTRAL,
     PROCESSOR_SMOLVLM,
 )
@@ -73,6 +75,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "lfm2": (CONFIG_LFM2, PROCESSOR_LFM2, 24),
     "smolvlm": (CONFIG_SMOLVLM, PROCESSOR_SMOLVLM, 18),
     "internvl": (CONFIG_INTERNVL, PROCESSOR_INTERNVL, 16),
+    "llava": (CONFIG_LLAVA, PROCESSOR_LLAVA, 16),
     "mistral 3": (CONFIG_PIXTRAL, PROCESSOR_PIXTRAL, 24),
 }
 

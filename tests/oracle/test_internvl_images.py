@@ -12,6 +12,8 @@ from pictures import IMAGE, check_answers, picture, prompt
 from small_tokenizers import byte_level
 
 from quire.backends.slot_images import pixels_of
+from quire.config import EngineConfig
+from quire.description import describe
 from quire.images.sizes import GridTiles
 from quire.models import read_model
 from quire.models.vision_internvl import MARKS
@@ -97,6 +99,7 @@ def test_images_of_internvl(
     model = read_model(source.config(), source.image_processor())
     vision = model.vision
     assert vision is not None
+    describe(EngineConfig(model=str(tmp_path)))  # every tensor has its use
     images = [picture(*size, seed=seed) for seed, size in enumerate(IMAGES)]
     ids, ours = prompt(images, vision)
     given = processor(**changes)(images=images, return_tensors="pt")

@@ -755,6 +755,6 @@ def test_every_family_is_compared() -> None:
     composites = {*COMPOSITES} - {f"{kind}ForConditionalGeneration" for kind in OF_TEXT}
     compared = {architecture(kind) for kind in (*(kind for _, kind, _ in CASES), *WITHOUT_CLASS)}
     elsewhere = {
-        f"{kind}ForConditionalGeneration" for kind in ("Idefics3", "InternVL", "Lfm2Vl", "SmolVLM")
+        f"{kind}ForConditionalGeneration" for kind in ("Idefics3", "InternVL", "Lfm2Vl", "Llava", "SmolVLM")
     }  # with images
     assert compared | elsewhere == {*FAMILIES, *composites}
