@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.errors import ConfigError, did_you_mean, quoted
 from quire.images.vision import Vision
+from quire.models.config import ModelConfig
 from quire.models.left_out import VISION
 from quire.program import LeftOut
 
@@ -40,8 +41,10 @@ class Composite:
     flat: bool = False
     text_ties: bool = False
 
-    def vision(self, raw: Mapping[str, Any], processor: Mapping[str, Any], width: int) -> Vision | None:
-        """Record the vision tower that config.json describes, beside a text model of this width.
+    def vision(
+        self, raw: Mapping[str, Any], processor: Mapping[str, Any], text: ModelConfig
+    ) -> Vision | None:
+        """Record the vision tower that config.json describes, beside this text model.
 
         Return None if there is none that is supported, or no file says how images are resized.
         Raises ConfigError for images that are handled in a way that is not supported.
@@ -54,8 +57,9 @@ class Composite:
                 problem = f"preprocessor_config.json: {name} = {quoted(other)} is not supported"
                 hint = f"give {str(done).lower()}, or move the file away: without it the model reads text"
                 raise ConfigError(problem, hint)
-        text = {**(raw.get(TEXT) or {}), "hidden_size": width}  # config.json may leave out what is usual
-        return self.tower({**raw, TEXT: text}, processor)
+        # config.json may leave out what is usual for the text model
+        known = {"hidden_size": text.hidden_size, "rms_norm_eps": text.norm_eps}
+        return self.tower({**raw, TEXT: {**(raw.get(TEXT) or {}), **known}}, processor)
 
     def parts(self, raw: Mapping[str, Any], vision: Vision | None = None) -> tuple[LeftOut, ...]:
         """Return the parts not computed, each noting whether this config.json describes it."""

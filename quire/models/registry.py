@@ -282,7 +282,7 @@ def read_model(raw: Mapping[str, Any], processor: Mapping[str, Any] | None = Non
     family, text = _family(name, raw)
     cfg, composite, vision = _config(family, text), COMPOSITES.get(name), None
     if composite is not None and processor is not None:
-        vision = composite.vision(raw, processor, cfg.hidden_size)
+        vision = composite.vision(raw, processor, cfg)
     parts = () if composite is None else composite.parts(raw, vision)
     builder = Builder()
     if vision is not None and family.seeing is not None:

@@ -11,7 +11,6 @@ from quire.errors import ConfigError, quoted
 from quire.images.patches import BoundedPatches
 from quire.images.vision import Vision
 from quire.models.config import Fields
-from quire.models.defaults import MISTRAL
 from quire.models.pooling import attend_both
 from quire.models.tower import (
     clip_pixels,
@@ -99,7 +98,7 @@ def _layer(b: Builder, cfg: Fields, x: Value, places: Value, theta: float, p: Na
 
 def _projected(b: Builder, whole: Fields, x: Value, number: int) -> Value:
     """Return squares of `number` patches as embeddings of the text model."""
-    w, text = Names("model.multi_modal_projector"), Fields({**MISTRAL, **whole.get("text_config")})
+    w, text = Names("model.multi_modal_projector"), Fields(whole.get("text_config"))
     hidden, bias = x.width, whole.flag("multimodal_projector_bias")
     x = b.rms_norm(x, w / "norm", text.positive("rms_norm_eps"))
     x = b.record(ops.JoinRows(b.value((number * hidden,), "L"), x)).out

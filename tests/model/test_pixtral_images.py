@@ -16,6 +16,7 @@ from quire.images.patches import BoundedPatches
 from quire.images.positions import RotaryPositions
 from quire.images.sizes import LongestSide
 from quire.images.vision import Vision
+from quire.program import ops
 from quire.types import PromptImage
 
 BREAK, IMG, END = MARKS_PIXTRAL
@@ -117,6 +118,15 @@ def test_places_of_tokens_between_rows() -> None:
 def test_towers_that_are_not_supported(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tower(**changes)
+
+
+def test_the_norm_of_the_projector_has_the_epsilon_of_the_text_model() -> None:
+    """In config.json or, without one there, in the text model's class."""
+    text = {key: value for key, value in CONFIG_PIXTRAL["text_config"].items() if key != "rms_norm_eps"}
+    for kind, eps in (("ministral3", 1e-5), ("mistral", 1e-6)):
+        program = tower(whole={"text_config": {**text, "model_type": kind}}).program
+        norms = [op for op in program if isinstance(op, ops.RMSNorm)]
+        assert norms[-1].eps == eps
 
 
 @pytest.mark.parametrize("size", [{"longest_edge": 36}, {"height": 36, "width": 36}, 36])
