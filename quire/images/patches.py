@@ -270,7 +270,8 @@ class NaflexPatches(Squares):
 class BoundedPatches(Squares):
     """Squares of `merge` x `merge` patches become one token (Pixtral). An image keeps its proportions.
 
-    No side is longer than `longest`, rounded up to whole squares, of which there are `max_tokens` at most.
+    No side is longer than `longest`, rounded up to whole squares, of which there are `max_tokens` at most, or
+    if `loose` to whole patches: those beside the squares come after them, and become no token (LightOnOCR).
     Patches of one square follow one another. Columns are multiplied by `across`: along them pairs rotate
     slower than along rows by this factor.
     """
@@ -282,22 +283,30 @@ class BoundedPatches(Squares):
     across: float
     normalization: Normalization
     resample: int
+    loose: bool = False
 
     @property
     def size(self) -> LongestSide:
+        if self.loose:
+            return LongestSide(self.patch, self.longest, self.max_tokens, self.merge)
         return LongestSide(self.unit, self.longest, self.max_tokens)
 
     @property
     def most(self) -> tuple[int, int]:
-        return self.max_tokens * self.merge**2, self.max_tokens
+        beside = (self.merge - 1) * (2 * -(-self.longest // self.patch) + 1) if self.loose else 0
+        return self.max_tokens * self.merge**2 + beside, self.max_tokens
 
     def bounded(self, max_tokens: int) -> BoundedPatches:
         return replace(self, max_tokens=min(self.max_tokens, max_tokens))
 
     def patches(self, pixels: np.ndarray) -> np.ndarray:
-        cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
+        cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, 1)
+        (row, down), (column, right) = (np.divmod(at, self.merge) for at in (y, x))
+        rows, columns = self.grid(*pixels.shape[:2])
+        beside = (row >= rows) | (column >= columns)
         places = np.stack((y, x * self.across), axis=1)
-        return np.concatenate([cut.reshape(len(y), -1), places], axis=1, dtype=np.float32)
+        found = np.concatenate([cut.reshape(len(y), -1), places], axis=1, dtype=np.float32)
+        return found[np.lexsort((right, down, column, row, beside))]
 
 
 def _require_tokens(tokens: int, max_tokens: int) -> None:

@@ -115,21 +115,26 @@ class TokenBudget(OnePart):
 @dataclass(frozen=True, slots=True)
 class LongestSide(OnePart):
     """Images keep their proportions, with sides of `longest` at most before these are rounded up to multiples
-    of `unit`: small images keep their size. They are at most `most` squares of `unit` x `unit`.
+    of `unit`: small images keep their size. They are at most `most` squares of `merge` x `merge` units, and
+    what is left over beside these.
     """
 
     unit: int
     longest: int
     most: int
+    merge: int = 1
 
     def of(self, height: int, width: int) -> tuple[int, int]:
-        """Return the (height, width) to which an image is resized."""
-        by = max(height, width) / self.longest
+        """Return the (height, width) to which an image is resized. Raises ValueError if it has no square."""
+        by, merge = max(height, width) / self.longest, self.merge
         sides = [side if by <= 1 else max(1, math.floor(side / by)) for side in (height, width)]
         rows, columns = (-(-side // self.unit) for side in sides)
-        if rows * columns > self.most:
+        if min(rows, columns) < merge:
+            problem = f"an image of {width} x {height} pixels is too small or too narrow"
+            raise ValueError(f"{problem}: it has less than {merge * self.unit} pixels a side, as resized")
+        if (rows // merge) * (columns // merge) > self.most:
             by = math.sqrt(self.most / math.prod(sides))
-            rows, columns = (min(self.most, max(1, math.floor(side * by))) for side in sides)
+            rows, columns = (merge * min(self.most, max(1, math.floor(side * by))) for side in sides)
         return rows * self.unit, columns * self.unit
 
 

@@ -11,10 +11,11 @@ from quire.models.vision_idefics3 import idefics3_tower
 from quire.models.vision_internvl import internvl_tower
 from quire.models.vision_lfm2 import lfm2_vl_tower
 from quire.models.vision_llava import llava_tower
-from quire.models.vision_pixtral import pixtral_tower
+from quire.models.vision_pixtral import lighton_ocr_tower, pixtral_tower
 from quire.models.vision_qwen2 import qwen2_5_vl_tower, qwen2_vl_tower
 
 _TOWERS = {"vision_config": VISION, "audio_config": AUDIO}
+_LIGHTON_OCR = Composite({"": "Qwen3ForCausalLM"}, tied=True, tower=lighton_ocr_tower)
 COMPOSITES: dict[str, Composite] = {
     "Gemma3ForConditionalGeneration": Composite({"": "Gemma3ForCausalLM"}, tied=True, tower=gemma3_tower),
     "Gemma3nForConditionalGeneration": Composite({"gemma3n_text": "Gemma3nForCausalLM"}, True, _TOWERS),
@@ -42,6 +43,8 @@ COMPOSITES: dict[str, Composite] = {
         {"lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"}, True, tower=lfm2_vl_tower
     ),
     "Llama4ForConditionalGeneration": Composite({"": "Llama4ForCausalLM"}, tied=False),
+    "LightOnOcrForConditionalGeneration": _LIGHTON_OCR,
+    "LightOnOCRForConditionalGeneration": _LIGHTON_OCR,  # as the first of them was published
     "LlavaForConditionalGeneration": Composite(
         {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"},
         tied=False,

@@ -62,7 +62,7 @@ def llava_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
 def _pixtral(raw: Mapping[str, Any], whole: Fields, processor: Mapping[str, Any]) -> Vision:
     require_last_layer(whole)
     b = Builder()
-    x, patching = pixtral(b, raw, processor, merge=1)
+    x, patching = pixtral(b, Names("model.vision_tower"), raw, processor, merge=1)
     program = unquantized(b.program(_projected(b, whole, x)))
     return Vision(program, patching, image_token(raw, TOKEN), row_ends=ROW_ENDS)
 

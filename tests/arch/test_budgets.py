@@ -216,7 +216,7 @@ ROOMS = (
     ),
     Room(
         "images",
-        1_960,
+        1_990,
         "images of prompts: decoding, patches, towers, positions, and how backends keep what they give",
         (
             "images",

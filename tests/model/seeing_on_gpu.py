@@ -20,6 +20,7 @@ from tiny_vision import (
     CONFIG25,
     CONFIG_INTERNVL,
     CONFIG_LFM2,
+    CONFIG_LIGHTON,
     CONFIG_LLAVA,
     CONFIG_PIXTRAL,
     CONFIG_SMOLVLM,
@@ -28,6 +29,7 @@ from tiny_vision import (
     PROCESSOR4,
     PROCESSOR_INTERNVL,
     PROCESSOR_LFM2,
+    PROCESSOR_LIGHTON,
     PROCESSOR_LLAVA,
     PROCESSOR_PIXTRAL,
     PROCESSOR_SMOLVLM,
@@ -106,6 +108,7 @@ LFM2 = _with(
 )
 SMOLVLM = _with(CONFIG_SMOLVLM, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
 INTERNVL = _with(CONFIG_INTERNVL, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
+LIGHTON = _with(CONFIG_LIGHTON, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
 LLAVA = _with(CONFIG_LLAVA, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
 SMALL_IMAGES: Json = PROCESSOR3 | {"size": {"height": 24, "width": 24}}
 MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and width of images
@@ -118,6 +121,7 @@ MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and 
     "lfm2_vl": (LFM2, PROCESSOR_LFM2, (16, 16)),
     "smolvlm": (SMOLVLM, PROCESSOR_SMOLVLM, (18, 18)),
     "internvl": (INTERNVL, PROCESSOR_INTERNVL, (16, 16)),
+    "lighton_ocr": (LIGHTON, PROCESSOR_LIGHTON, (20, 12)),
     "llava": (LLAVA, PROCESSOR_LLAVA, (16, 16)),
     "mistral3": (PIXTRAL, PROCESSOR_PIXTRAL, (16, 16)),
 }

@@ -101,6 +101,7 @@ def test_every_checkpoint_and_architecture_is_tested(shared_data: Path) -> None:
         *("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
         *("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
         *("Lfm2VlForConditionalGeneration", "InternVLForConditionalGeneration"),
+        *("LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration"),
         "LlavaForConditionalGeneration",
         *("Gemma4UnifiedForCausalLM", "Gemma4ForConditionalGeneration", "Gemma3nForConditionalGeneration"),
         *("Gemma4UnifiedForConditionalGeneration", "Llama4ForConditionalGeneration"),

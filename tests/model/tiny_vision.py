@@ -261,6 +261,16 @@ PROCESSOR_PIXTRAL: dict[str, Any] = {
     "image_std": [0.5, 0.5, 0.5],
 }
 
+# As that of LightOnOCR, whose processor rounds to patches here
+MARKS_LIGHTON = ("<other>", "<|image_pad|>")
+CONFIG_LIGHTON: dict[str, Any] = {
+    **CONFIG_PIXTRAL,
+    "architectures": ["LightOnOcrForConditionalGeneration"],
+    "model_type": "lighton_ocr",
+    "text_config": {**CONFIG_PIXTRAL["text_config"], "model_type": "qwen3"},
+}
+PROCESSOR_LIGHTON: dict[str, Any] = {**PROCESSOR_PIXTRAL, "patch_size": {"height": 4, "width": 4}}
+
 # As that of LFM2-VL, whose processor cuts large images into tiles, and writes marks before each
 TEMPLATE_LFM2 = TEMPLATE3.replace("<start_of_image>", "<image>")
 MARKS_LFM2 = (
@@ -442,6 +452,12 @@ def write_gemma4(folder: Path, config: dict[str, Any] = CONFIG4) -> Path:
 def write_pixtral(folder: Path, config: dict[str, Any] = CONFIG_PIXTRAL) -> Path:
     """Write the model."""
     return _write(folder, config, PROCESSOR_PIXTRAL, MARKS_PIXTRAL, TEMPLATE_PIXTRAL)
+
+
+def write_lighton(folder: Path) -> Path:
+    """Write the model."""
+    template = TEMPLATE3.replace("<start_of_image>", MARKS_LIGHTON[1])
+    return _write(folder, CONFIG_LIGHTON, PROCESSOR_LIGHTON, MARKS_LIGHTON, template)
 
 
 def write_lfm2_vl(folder: Path, config: dict[str, Any] = CONFIG_LFM2) -> Path:

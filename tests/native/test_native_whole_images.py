@@ -21,6 +21,7 @@ from tiny_vision import (
     CONFIG25,
     CONFIG_INTERNVL,
     CONFIG_LFM2,
+    CONFIG_LIGHTON,
     CONFIG_LLAVA,
     CONFIG_PIXTRAL,
     CONFIG_SMOLVLM,
@@ -29,6 +30,7 @@ from tiny_vision import (
     PROCESSOR4,
     PROCESSOR_INTERNVL,
     PROCESSOR_LFM2,
+    PROCESSOR_LIGHTON,
     PROCESSOR_LLAVA,
     PROCESSOR_PIXTRAL,
     PROCESSOR_SMOLVLM,
@@ -75,6 +77,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "lfm2": (CONFIG_LFM2, PROCESSOR_LFM2, 24),
     "smolvlm": (CONFIG_SMOLVLM, PROCESSOR_SMOLVLM, 18),
     "internvl": (CONFIG_INTERNVL, PROCESSOR_INTERNVL, 16),
+    "lighton ocr": (CONFIG_LIGHTON, PROCESSOR_LIGHTON, 20),
     "llava": (CONFIG_LLAVA, PROCESSOR_LLAVA, 16),
     "mistral 3": (CONFIG_PIXTRAL, PROCESSOR_PIXTRAL, 24),
 }
