@@ -210,12 +210,14 @@ class Tiles:
 @dataclass(frozen=True, slots=True)
 class GridTiles:
     """Images become `fewest` tiles of `side` x `side` pixels or more, in about their proportions, and an
-    overview of this size if these are several. They have `parts` at most.
+    overview of this size if these are several. They have `parts` at most. `fitted` ones have the tiles by
+    which they are made larger by the least, or if none are so large, smaller by the least.
     """
 
     side: int
     fewest: int
     parts: int
+    fitted: bool = False
 
     def bounded(self, parts: int) -> GridTiles:
         """Return a rule by which images have at most so many parts."""
@@ -224,7 +226,10 @@ class GridTiles:
     def cut(self, height: int, width: int) -> Cut:
         """Return how an image becomes parts."""
         most = max(1, self.parts - 1)
-        rows, columns = _nearest_grid(height, width, self.side, min(self.fewest, most), most)
+        if self.fitted:
+            rows, columns = _fitting_grid(height, width, self.side, most)
+        else:
+            rows, columns = _nearest_grid(height, width, self.side, min(self.fewest, most), most)
         overview = (self.side, self.side) if rows * columns > 1 else None
         return Cut((rows * self.side, columns * self.side), rows, columns, overview)
 
@@ -276,16 +281,30 @@ def _nearest_grid(height: int, width: int, side: int, fewest: int, most: int) ->
 
     Of equal ones the larger, if the image is larger than half of it.
     """
-    counts = range(1, most + 1)
-    grids = [(rows, columns) for columns in counts for rows in counts]
-    fit = [grid for grid in grids if fewest <= math.prod(grid) <= most]
     best, nearest = (1, 1), math.inf
-    for rows, columns in sorted(fit, key=math.prod):
+    for rows, columns in _grids(fewest, most):
         apart = abs(width / height - columns / rows)
         larger = height * width > 0.5 * side**2 * rows * columns
         if apart < nearest or (apart == nearest and larger):
             best, nearest = (rows, columns), apart
     return best
+
+
+def _fitting_grid(height: int, width: int, side: int, most: int) -> Size:
+    """Return the rows and columns of at most so many tiles to which an image is enlarged by the least.
+
+    Of grids that are all smaller than it, those to which it is made smaller by the least.
+    """
+    factors = {(y, x): min(x * side / width, y * side / height) for y, x in _grids(1, most)}
+    larger = [grid for grid, factor in factors.items() if factor >= 1]
+    return min(larger, key=factors.__getitem__) if larger else max(factors, key=factors.__getitem__)
+
+
+def _grids(fewest: int, most: int) -> list[Size]:
+    """Return the rows and columns of so many tiles, smaller grids first, then those with fewer columns."""
+    counts = range(1, most + 1)
+    grids = [(rows, columns) for columns in counts for rows in counts]
+    return sorted((grid for grid in grids if fewest <= math.prod(grid) <= most), key=math.prod)
 
 
 def _scaled(height: int, width: int, longest: int) -> Size:

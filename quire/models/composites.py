@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.models.composite import Composite
 from quire.models.left_out import AUDIO, VISION
 from quire.models.vision import qwen3_vl_tower
+from quire.models.vision_cohere import aya_vision_tower, cohere2_vision_tower
 from quire.models.vision_gemma import gemma3_tower
 from quire.models.vision_gemma4 import gemma4_tower
 from quire.models.vision_idefics3 import idefics3_tower
@@ -16,7 +17,10 @@ from quire.models.vision_qwen2 import qwen2_5_vl_tower, qwen2_vl_tower
 
 _TOWERS = {"vision_config": VISION, "audio_config": AUDIO}
 _LIGHTON_OCR = Composite({"": "Qwen3ForCausalLM"}, tied=True, tower=lighton_ocr_tower)
+_COHERE = {"cohere2": "Cohere2ForCausalLM", "cohere": "CohereForCausalLM"}
 COMPOSITES: dict[str, Composite] = {
+    "AyaVisionForConditionalGeneration": Composite(_COHERE, tied=True, tower=aya_vision_tower),
+    "Cohere2VisionForConditionalGeneration": Composite(_COHERE, tied=True, tower=cohere2_vision_tower),
     "Gemma3ForConditionalGeneration": Composite({"": "Gemma3ForCausalLM"}, tied=True, tower=gemma3_tower),
     "Gemma3nForConditionalGeneration": Composite({"gemma3n_text": "Gemma3nForCausalLM"}, True, _TOWERS),
     "Gemma4ForConditionalGeneration": Composite(

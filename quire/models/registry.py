@@ -139,7 +139,9 @@ FAMILIES: dict[str, Family] = {
         older={"num_experts": "num_local_experts", "layer_types": "layers_block_type"},
         kinds=HYBRID,
     ),
-    "Cohere2ForCausalLM": Family(cohere2, defaults.COHERE2, by_pattern, {"rms_norm_eps": "layer_norm_eps"}),
+    "Cohere2ForCausalLM": Family(
+        cohere2, defaults.COHERE2, by_pattern, {"rms_norm_eps": "layer_norm_eps"}, seeing=cohere2
+    ),
     "Glm4ForCausalLM": Family(glm4, defaults.GLM4),
     "GPT2LMHeadModel": Family(
         gpt2, defaults.GPT2, spelled=spelled.GPT2, only={"add_cross_attention": (False,)}

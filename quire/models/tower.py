@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from quire.errors import ConfigError, quoted
-from quire.images.patches import Normalization
+from quire.images.patches import Normalization, TiledPatches
+from quire.images.sizes import GridTiles
 from quire.models.config import Fields
 from quire.program import Builder, Names, Program, Value, WeightSpec, ops
 
@@ -18,7 +19,7 @@ _CLIP = {
     "image_mean": (0.48145466, 0.4578275, 0.40821073),
     "image_std": (0.26862954, 0.26130258, 0.27577711),
 }
-_QUICK = 1.702
+_QUICK, _MOST_TILES = 1.702, 100
 _ROPES = ("axial", "default")  # names of rotations by place
 
 
@@ -88,6 +89,19 @@ def square_size(cfg: Fields, name: str) -> int:
     if isinstance(stated, list | tuple) and len(stated) == 2 and stated[0] == stated[1]:
         return Fields({name: stated[0]}).size(name)
     return cfg.size(name)
+
+
+def grid_tiles(
+    cfg: Fields, processor: Mapping[str, Any], merge: int, *, classed: bool = False, fitted: bool = False
+) -> TiledPatches:
+    """Return how images are cut into tiles as large as a tower takes. Raises ConfigError for other sizes."""
+    patch, side = square_size(cfg, "patch_size"), square_size(cfg, "image_size")
+    require_squares(side, patch, merge, cfg.size("num_channels"))
+    require_same(processor, {"size": {"height": side, "width": side}})
+    tiles = Fields({"min_patches": 1, "max_patches": 12, **processor})
+    fewest, most = tiles.size("min_patches"), tiles.size("max_patches", _MOST_TILES)
+    rule = GridTiles(side, fewest, most + 1 if most > 1 else 1, fitted)
+    return TiledPatches(patch, merge, rule, *clip_pixels(processor), classed)
 
 
 def require_squares(side: int, patch: int, merge: int, channels: int) -> None:

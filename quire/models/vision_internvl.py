@@ -9,20 +9,16 @@ from typing import Any
 
 from quire.errors import ConfigError, quoted
 from quire.images.marks import Marks
-from quire.images.patches import TiledPatches
-from quire.images.sizes import GridTiles
 from quire.images.vision import Vision
 from quire.models.config import Fields
 from quire.models.pooling import attend_both
 from quire.models.tower import (
     activate,
-    clip_pixels,
     embed_beside_class,
+    grid_tiles,
     image_token,
     project,
     require_last_layer,
-    require_same,
-    require_squares,
     square_size,
     text_width,
     tower_fields,
@@ -52,9 +48,8 @@ _WHOLE = {
     "vision_feature_layer": -1,
     "vision_feature_select_strategy": "default",
 }
-_PROCESSOR = {"min_patches": 1, "max_patches": 12}
 MARKS = Marks(alone="<img>", begin="<img>", tile="", overview="", end="</img>")
-_TOKEN, _MOST_TILES = 151667, 100
+_TOKEN = 151667
 _EPS, _QK_EPS = 1e-5, 1e-6  # of the projector's norm, and of those of queries and keys
 _NORMS = ("layer_norm", "rms_norm")
 
@@ -63,7 +58,8 @@ def internvl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visi
     """Record the tower of InternVL, with its projection to the embeddings of the text model."""
     cfg, whole, b, w = tower_fields(raw, _TOWER), Fields({**_WHOLE, **raw}), Builder(), Names("model")
     _check(cfg, whole)
-    patching, hidden, tower = _patching(cfg, whole, processor), cfg.size("hidden_size"), w / "vision_tower"
+    hidden, tower, merge = cfg.size("hidden_size"), w / "vision_tower", _merge(cfg, whole)
+    patching = grid_tiles(cfg, processor, merge, classed=True)  # they are cut, whatever a file says
     own = tower / "embeddings"
     rows, shape = patching.most[0], (hidden, 3, patching.patch, patching.patch)
     token = WeightSpec(own / "cls_token", (1, hidden), (own / "cls_token",), stored=(1, 1, hidden))
@@ -74,7 +70,7 @@ def internvl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visi
         x = _layer(b, cfg, x, tower / f"encoder.layer.{i}")
     if not cfg.flag("use_mean_pooling"):
         x = b.layer_norm(x, tower / "layernorm", cfg.positive("layer_norm_eps"))
-    out = _projected(b, whole, x, w / "multi_modal_projector", patching.merge**2)
+    out = _projected(b, whole, x, w / "multi_modal_projector", merge**2)
     program = unquantized(b.program(out, (own / "mask_token",)))  # of training
     return Vision(program, patching, image_token(raw, _TOKEN), marks=MARKS)
 
@@ -122,13 +118,6 @@ def _projected(b: Builder, whole: Fields, x: Value, w: Names, number: int) -> Va
     return project(b, whole, b.layer_norm(x, w / "layer_norm", _EPS), w, text_width(whole.values))
 
 
-def _patching(cfg: Fields, whole: Fields, processor: Mapping[str, Any]) -> TiledPatches:
-    """Return how images are resized and cut. Raises ConfigError for what is not supported."""
-    patch, side = square_size(cfg, "patch_size"), square_size(cfg, "image_size")
-    merge = int(1 / whole.number("downsample_ratio", 1 / side, 1))
-    require_squares(side, patch, merge, cfg.size("num_channels"))
-    require_same(processor, {"size": {"height": side, "width": side}})
-    tiles = Fields({**_PROCESSOR, **processor})
-    fewest, most = tiles.size("min_patches"), tiles.size("max_patches", _MOST_TILES)
-    rule = GridTiles(side, fewest, most + 1 if most > 1 else 1)
-    return TiledPatches(patch, merge, rule, *clip_pixels(processor), classed=True)
+def _merge(cfg: Fields, whole: Fields) -> int:
+    """Return the patches of a side of a token."""
+    return int(1 / whole.number("downsample_ratio", 1 / square_size(cfg, "image_size"), 1))

@@ -31,7 +31,7 @@ class Room:
 ROOMS = (
     Room(
         "core",
-        10_460,
+        10_475,
         "scheduling, the programs of all model families, and sampling: the part to read in a weekend",
         (
             "types.py",
@@ -216,7 +216,7 @@ ROOMS = (
     ),
     Room(
         "images",
-        1_990,
+        2_065,
         "images of prompts: decoding, patches, towers, positions, and how backends keep what they give",
         (
             "images",
@@ -224,6 +224,7 @@ ROOMS = (
             "models/tower.py",
             "models/vision.py",
             "models/vision_qwen2.py",
+            "models/vision_cohere.py",
             "models/vision_gemma.py",
             "models/vision_gemma4.py",
             "models/vision_idefics3.py",

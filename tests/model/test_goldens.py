@@ -103,6 +103,7 @@ def test_every_checkpoint_and_architecture_is_tested(shared_data: Path) -> None:
         *("Lfm2VlForConditionalGeneration", "InternVLForConditionalGeneration"),
         *("LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration"),
         "LlavaForConditionalGeneration",
+        *("AyaVisionForConditionalGeneration", "Cohere2VisionForConditionalGeneration"),
         *("Gemma4UnifiedForCausalLM", "Gemma4ForConditionalGeneration", "Gemma3nForConditionalGeneration"),
         *("Gemma4UnifiedForConditionalGeneration", "Llama4ForConditionalGeneration"),
         *("SeedOssForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM", "StableLmForCausalLM"),

@@ -425,6 +425,49 @@ PROCESSOR_LLAVA: dict[str, Any] = {
     "crop_size": {"height": 16, "width": 16},
 }
 
+# As those of Aya Vision, whose template writes another mark, and Command A Vision
+TEMPLATE_AYA = TEMPLATE3.replace("<start_of_image>", "<image>")
+MARKS_COHERE = (
+    *("<|START_OF_IMG|>", "<|IMG_PATCH|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"),
+    *("TILE_GLOBAL", "TILE_1", "TILE_2"),
+)
+CONFIG_AYA: dict[str, Any] = {
+    "architectures": ["AyaVisionForConditionalGeneration"],
+    "model_type": "aya_vision",
+    "text_config": {
+        "model_type": "cohere2",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 2048,
+        "sliding_window": 10,
+    },
+    "vision_config": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 24,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 18,  # of which two pixels are in no patch
+        "patch_size": 4,
+    },
+    "alignment_intermediate_size": 40,
+}
+CONFIG_COHERE2: dict[str, Any] = {
+    **CONFIG_AYA,
+    "architectures": ["Cohere2VisionForConditionalGeneration"],
+    "model_type": "cohere2_vision",
+}
+PROCESSOR_COHERE: dict[str, Any] = {
+    "image_processor_type": "GotOcr2ImageProcessorFast",
+    "size": {"height": 18, "width": 18},
+    "max_patches": 4,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
 
 def write_qwen3_vl(folder: Path, config: dict[str, Any] = CONFIG) -> Path:
     """Write the model."""
@@ -478,6 +521,12 @@ def write_internvl(folder: Path, config: dict[str, Any] = CONFIG_INTERNVL) -> Pa
 def write_llava(folder: Path, config: dict[str, Any] = CONFIG_LLAVA) -> Path:
     """Write the model."""
     return _write(folder, config, PROCESSOR_LLAVA, MARKS_LLAVA, TEMPLATE_LLAVA)
+
+
+def write_cohere(folder: Path, config: dict[str, Any] = CONFIG_AYA) -> Path:
+    """Write the model."""
+    template = TEMPLATE_AYA if config is CONFIG_AYA else TEMPLATE_AYA.replace("<image>", MARKS_COHERE[1])
+    return _write(folder, config, PROCESSOR_COHERE, MARKS_COHERE, template)
 
 
 def _write(

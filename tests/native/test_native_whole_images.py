@@ -19,6 +19,7 @@ from tiny_vision import (
     CONFIG4,
     CONFIG4E,
     CONFIG25,
+    CONFIG_AYA,
     CONFIG_INTERNVL,
     CONFIG_LFM2,
     CONFIG_LIGHTON,
@@ -28,6 +29,7 @@ from tiny_vision import (
     PROCESSOR,
     PROCESSOR3,
     PROCESSOR4,
+    PROCESSOR_COHERE,
     PROCESSOR_INTERNVL,
     PROCESSOR_LFM2,
     PROCESSOR_LIGHTON,
@@ -78,6 +80,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "smolvlm": (CONFIG_SMOLVLM, PROCESSOR_SMOLVLM, 18),
     "internvl": (CONFIG_INTERNVL, PROCESSOR_INTERNVL, 16),
     "lighton ocr": (CONFIG_LIGHTON, PROCESSOR_LIGHTON, 20),
+    "aya": (CONFIG_AYA, PROCESSOR_COHERE, 18),
     "llava": (CONFIG_LLAVA, PROCESSOR_LLAVA, 16),
     "mistral 3": (CONFIG_PIXTRAL, PROCESSOR_PIXTRAL, 24),
 }
