@@ -39,10 +39,11 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         raise ValueError("the file of the picture is damaged") from error
     rule, numbers = request["size"]
-    size, rows, columns, overview, before = RULES[rule](*numbers).cut(image.height, image.width)
+    size, rows, columns, overview, before, middle = RULES[rule](*numbers).cut(image.height, image.width)
     first = image if before is None else _resized(image, before, request["resample"])
     resized = _resized(first, size, request["resample"])
-    height, width = size[0] // rows, size[1] // columns
+    resized = resized if middle is None else _middle(resized, middle)
+    height, width = resized.height // rows, resized.width // columns
     corners = [(x * width, y * height) for y in range(rows) for x in range(columns)]
     parts = [resized.crop((x, y, x + width, y + height)) for x, y in corners]
     if overview is not None:
@@ -53,6 +54,11 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 def _resized(image: Image.Image, size: tuple[int, int], resample: Any) -> Image.Image:
     return image.resize((size[1], size[0]), resample)
+
+
+def _middle(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    top, left = (image.height - size[0]) // 2, (image.width - size[1]) // 2
+    return image.crop((left, top, left + size[1], top + size[0]))
 
 
 def _pixels(image: Image.Image) -> dict[str, Any]:
@@ -80,7 +86,7 @@ def _warm_up() -> dict[str, Any]:
     Image.init()
     Image.new("RGB", (8, 8)).save(file, "PNG")
     data = base64.b64encode(file.getvalue()).decode()
-    return {"data": data, "max_pixels": 64, "size": ["FixedSize", [4, 4]], "resample": 3}
+    return {"data": data, "max_pixels": 64, "size": ["OneSquare", [4]], "resample": 3}
 
 
 JOB = Job(run, _describe, _warm_up())

@@ -10,8 +10,9 @@ class Marks:
     """Text around the tokens of images: `alone` before those of an image with one part, and `end`, a token,
     after all of any.
 
-    Of an image in tiles, `begin` is before all, `tile` before each, with its {row} and {column} from 1 on,
-    `row_end` after each row of tiles, and `overview` before the part that is all of the image.
+    Of an image in tiles, `begin` is before all, `tile` before each, with its {row}, {column} and {number}
+    from 1 on, `row_end` after each row of tiles, and `overview` before the part that is all of the image.
+    `after` is after each part of any.
     """
 
     alone: str
@@ -20,13 +21,16 @@ class Marks:
     end: str
     begin: str = ""
     row_end: str = ""
+    after: str = ""
 
     def around(self, rows: int, columns: int, count: int) -> list[str]:
         """Return the texts before each of `count` parts of an image, and that after the last."""
-        if count == 1:
-            return [self.alone, self.end]
+        first, *rest = [self.alone, self.end] if count == 1 else self._of_tiles(rows, columns, count)
+        return [first, *(self.after + text for text in rest)]
+
+    def _of_tiles(self, rows: int, columns: int, count: int) -> list[str]:
         grid = [
-            [self.tile.format(row=row + 1, column=column + 1) for column in range(columns)]
+            [self._tile(row, column, row * columns + column) for column in range(columns)]
             for row in range(rows)
         ]
         for row in grid[1:]:
@@ -35,3 +39,6 @@ class Marks:
         after = [self.overview] if count > len(texts) else []
         texts, after = [self.begin + texts[0], *texts[1:]], [*after, self.end]
         return [*texts, self.row_end + after[0], *after[1:]]
+
+    def _tile(self, row: int, column: int, number: int) -> str:
+        return self.tile.format(row=row + 1, column=column + 1, number=number + 1)

@@ -12,7 +12,16 @@ from typing import Protocol
 import numpy as np
 
 from quire.errors import ConfigError
-from quire.images.sizes import FixedSize, KeptShape, LongestSide, SizeRule, SquareTiles, Tiles, TokenBudget
+from quire.images.sizes import (
+    GridTiles,
+    KeptShape,
+    LongestSide,
+    OneSquare,
+    SizeRule,
+    SquareTiles,
+    Tiles,
+    TokenBudget,
+)
 
 
 class Patching(Protocol):
@@ -144,36 +153,6 @@ class MergedPatches(Squares):
 
 
 @dataclass(frozen=True, slots=True)
-class PooledPatches(Squares):
-    """Squares of `merge` x `merge` patches become one token (Gemma 3). Images are `side` x `side` pixels.
-
-    Patches of one square follow one another. Each has a learned position.
-    """
-
-    side: int
-    patch: int
-    merge: int
-    normalization: Normalization
-    resample: int
-
-    @property
-    def size(self) -> FixedSize:
-        return FixedSize(self.side, self.side)
-
-    @property
-    def most(self) -> tuple[int, int]:
-        patches = (self.side // self.patch) ** 2
-        return patches, patches // self.merge**2
-
-    def bounded(self, max_tokens: int) -> PooledPatches:
-        _require_tokens(self.most[1], max_tokens)
-        return self
-
-    def patches(self, pixels: np.ndarray) -> np.ndarray:
-        return _in_one_grid(self.normalization.apply(pixels), self.patch, self.merge)
-
-
-@dataclass(frozen=True, slots=True)
 class BudgetedPatches(Squares):
     """Squares of `merge` x `merge` patches become one token (Gemma 4). An image keeps its proportions.
 
@@ -210,22 +189,24 @@ class BudgetedPatches(Squares):
 
 @dataclass(frozen=True, slots=True)
 class TiledPatches(Squares):
-    """Squares of `merge` x `merge` patches become one token (Idefics3). Images become tiles of one size.
+    """Squares of `merge` x `merge` patches become one token. Images become one square (Gemma 3, Llava), or
+    tiles of one size (Idefics3, InternVL).
 
     Patches of one square follow one another. Each has a learned position. Pixels that are left over at the
-    right and below have no patch.
+    right and below have no patch. With `classed`, a class token comes after the patches (`_beside_class`).
     """
 
     patch: int
     merge: int
-    size: SquareTiles
+    size: OneSquare | SquareTiles | GridTiles
     normalization: Normalization
     resample: int
+    classed: bool = False
 
     @property
     def most(self) -> tuple[int, int]:
         tokens = (self.size.side // self.unit) ** 2
-        return tokens * self.merge**2, tokens
+        return tokens * self.merge**2 + self.classed, tokens
 
     @property
     def most_of_all(self) -> int:
@@ -233,12 +214,13 @@ class TiledPatches(Squares):
 
     def bounded(self, max_tokens: int) -> TiledPatches:
         _require_tokens(self.most[1], max_tokens)
-        return replace(self, size=replace(self.size, parts=min(self.size.parts, max_tokens // self.most[1])))
+        return replace(self, size=self.size.bounded(max_tokens // self.most[1]))
 
     def patches(self, pixels: np.ndarray) -> np.ndarray:
         used = self.size.side // self.unit * self.unit
         values = self.normalization.apply(pixels[:used, :used])
-        return _in_one_grid(values, self.patch, self.merge)
+        found = _in_one_grid(values, self.patch, self.merge)
+        return _beside_class(found) if self.classed else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +270,8 @@ class NaflexPatches(Squares):
 class BoundedPatches(Squares):
     """Squares of `merge` x `merge` patches become one token (Pixtral). An image keeps its proportions.
 
-    No side is longer than `longest`, rounded up to whole squares, of which there are `max_tokens` at most.
+    No side is longer than `longest`, rounded up to whole squares, of which there are `max_tokens` at most, or
+    if `loose` to whole patches: those beside the squares come after them, and become no token (LightOnOCR).
     Patches of one square follow one another. Columns are multiplied by `across`: along them pairs rotate
     slower than along rows by this factor.
     """
@@ -300,22 +283,30 @@ class BoundedPatches(Squares):
     across: float
     normalization: Normalization
     resample: int
+    loose: bool = False
 
     @property
     def size(self) -> LongestSide:
+        if self.loose:
+            return LongestSide(self.patch, self.longest, self.max_tokens, self.merge)
         return LongestSide(self.unit, self.longest, self.max_tokens)
 
     @property
     def most(self) -> tuple[int, int]:
-        return self.max_tokens * self.merge**2, self.max_tokens
+        beside = (self.merge - 1) * (2 * -(-self.longest // self.patch) + 1) if self.loose else 0
+        return self.max_tokens * self.merge**2 + beside, self.max_tokens
 
     def bounded(self, max_tokens: int) -> BoundedPatches:
         return replace(self, max_tokens=min(self.max_tokens, max_tokens))
 
     def patches(self, pixels: np.ndarray) -> np.ndarray:
-        cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
+        cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, 1)
+        (row, down), (column, right) = (np.divmod(at, self.merge) for at in (y, x))
+        rows, columns = self.grid(*pixels.shape[:2])
+        beside = (row >= rows) | (column >= columns)
         places = np.stack((y, x * self.across), axis=1)
-        return np.concatenate([cut.reshape(len(y), -1), places], axis=1, dtype=np.float32)
+        found = np.concatenate([cut.reshape(len(y), -1), places], axis=1, dtype=np.float32)
+        return found[np.lexsort((right, down, column, row, beside))]
 
 
 def _require_tokens(tokens: int, max_tokens: int) -> None:
@@ -329,6 +320,19 @@ def _in_one_grid(values: np.ndarray, patch: int, merge: int) -> np.ndarray:
     cut, y, x = _in_squares(values, patch, merge)
     places = y * (len(values) // patch) + x, np.ones(len(y))
     return np.concatenate([cut.reshape(len(y), -1), np.stack(places, axis=1)], axis=1, dtype=np.float32)
+
+
+def _beside_class(patches: np.ndarray) -> np.ndarray:
+    """Return patches that have a learned position, and a class token, which has no pixels and the first one.
+
+    Further columns have the row of a table of patches alone, and its factor, and the same of the class token.
+    """
+    count = len(patches)
+    pixels = np.concatenate([patches[:, :-2], np.zeros((1, patches.shape[1] - 2))])
+    places = np.append(patches[:, -2] + 1, 0)
+    is_class, zeros = np.arange(count + 1) == count, np.zeros(count + 1)
+    columns = places, zeros + 1, zeros, ~is_class, zeros, is_class
+    return np.concatenate([pixels, np.stack(columns, axis=1)], axis=1, dtype=np.float32)
 
 
 def _in_squares(values: np.ndarray, patch: int, merge: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

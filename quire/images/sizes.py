@@ -12,7 +12,7 @@ Size = tuple[int, int]  # height and width
 
 class Cut(NamedTuple):
     """An image is resized to the size `before`, if any, then to `size`, and cut into `rows` x `columns`
-    tiles, its parts.
+    tiles, its parts: all of it, or the `middle` of this size.
 
     The last part is all of it in the size of `overview`, unless that is None. With `before` it is made of
     what is cut, else of the image as it came.
@@ -23,6 +23,7 @@ class Cut(NamedTuple):
     columns: int = 1
     overview: Size | None = None
     before: Size | None = None
+    middle: Size | None = None
 
 
 class OnePart:
@@ -40,15 +41,31 @@ class OnePart:
 
 
 @dataclass(frozen=True, slots=True)
-class FixedSize(OnePart):
-    """All images become `height` x `width` pixels."""
+class OneSquare:
+    """All images become `side` x `side` pixels. With `middle` they keep their proportions, and what a longer
+    side has more is left out at both ends.
+    """
 
-    height: int
-    width: int
+    side: int
+    middle: bool = False
 
-    def of(self, height: int, width: int) -> tuple[int, int]:
-        """Return the (height, width) to which an image is resized."""
-        return self.height, self.width
+    @property
+    def parts(self) -> int:
+        """The number of parts of an image."""
+        return 1
+
+    def bounded(self, parts: int) -> OneSquare:
+        """Return a rule by which images have at most so many parts."""
+        return self
+
+    def cut(self, height: int, width: int) -> Cut:
+        """Return how an image becomes parts. Raises ValueError if it is too narrow."""
+        square = self.side, self.side
+        if not self.middle:
+            return Cut(square)
+        _require_width(height, width)
+        rows, columns = (self.side * side // min(height, width) for side in (height, width))
+        return Cut((rows, columns), middle=square)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +78,7 @@ class KeptShape(OnePart):
 
     def of(self, height: int, width: int) -> tuple[int, int]:
         """Return the (height, width) to which an image is resized. Raises ValueError if it is too narrow."""
-        if max(height, width) > MAX_RATIO * min(height, width):
-            raise ValueError(
-                f"an image of {width} x {height} pixels is too narrow: its sides may differ by a "
-                f"factor of {MAX_RATIO}"
-            )
+        _require_width(height, width)
         unit, area = self.unit, height * width
         rows, columns = round(height / unit), round(width / unit)
         if rows * columns * unit**2 < self.min_pixels:
@@ -102,21 +115,26 @@ class TokenBudget(OnePart):
 @dataclass(frozen=True, slots=True)
 class LongestSide(OnePart):
     """Images keep their proportions, with sides of `longest` at most before these are rounded up to multiples
-    of `unit`: small images keep their size. They are at most `most` squares of `unit` x `unit`.
+    of `unit`: small images keep their size. They are at most `most` squares of `merge` x `merge` units, and
+    what is left over beside these.
     """
 
     unit: int
     longest: int
     most: int
+    merge: int = 1
 
     def of(self, height: int, width: int) -> tuple[int, int]:
-        """Return the (height, width) to which an image is resized."""
-        by = max(height, width) / self.longest
+        """Return the (height, width) to which an image is resized. Raises ValueError if it has no square."""
+        by, merge = max(height, width) / self.longest, self.merge
         sides = [side if by <= 1 else max(1, math.floor(side / by)) for side in (height, width)]
         rows, columns = (-(-side // self.unit) for side in sides)
-        if rows * columns > self.most:
+        if min(rows, columns) < merge:
+            problem = f"an image of {width} x {height} pixels is too small or too narrow"
+            raise ValueError(f"{problem}: it has less than {merge * self.unit} pixels a side, as resized")
+        if (rows // merge) * (columns // merge) > self.most:
             by = math.sqrt(self.most / math.prod(sides))
-            rows, columns = (min(self.most, max(1, math.floor(side * by))) for side in sides)
+            rows, columns = (merge * min(self.most, max(1, math.floor(side * by))) for side in sides)
         return rows * self.unit, columns * self.unit
 
 
@@ -166,7 +184,7 @@ class Tiles:
         area = math.prod(max(self.patch, round(side / self.unit) * self.unit) for side in (height, width))
         if not self.tiles or area <= self.most * self.unit**2 * self.tolerance:
             return Cut(whole)
-        rows, columns = self._grid(height, width)
+        rows, columns = _nearest_grid(height, width, self.side, self.fewest, self.tiles)
         size = rows * self.side, columns * self.side
         return Cut(size, rows, columns, whole if self.overview else None)
 
@@ -188,21 +206,32 @@ class Tiles:
             rows = min(rows, self.most // columns)
         return rows * unit, columns * unit
 
-    def _grid(self, height: int, width: int) -> Size:
-        """Return the rows and columns of tiles that are nearest to the proportions of an image.
 
-        Of equal ones the larger, if the image is larger than half of it.
-        """
-        counts = range(1, self.tiles + 1)
-        grids = [(rows, columns) for columns in counts for rows in counts]
-        fit = [grid for grid in grids if self.fewest <= math.prod(grid) <= self.tiles]
-        best, nearest = (1, 1), math.inf
-        for rows, columns in sorted(fit, key=math.prod):
-            apart = abs(width / height - columns / rows)
-            larger = height * width > 0.5 * self.side**2 * rows * columns
-            if apart < nearest or (apart == nearest and larger):
-                best, nearest = (rows, columns), apart
-        return best
+@dataclass(frozen=True, slots=True)
+class GridTiles:
+    """Images become `fewest` tiles of `side` x `side` pixels or more, in about their proportions, and an
+    overview of this size if these are several. They have `parts` at most. `fitted` ones have the tiles by
+    which they are made larger by the least, or if none are so large, smaller by the least.
+    """
+
+    side: int
+    fewest: int
+    parts: int
+    fitted: bool = False
+
+    def bounded(self, parts: int) -> GridTiles:
+        """Return a rule by which images have at most so many parts."""
+        return replace(self, parts=min(self.parts, parts))
+
+    def cut(self, height: int, width: int) -> Cut:
+        """Return how an image becomes parts."""
+        most = max(1, self.parts - 1)
+        if self.fitted:
+            rows, columns = _fitting_grid(height, width, self.side, most)
+        else:
+            rows, columns = _nearest_grid(height, width, self.side, min(self.fewest, most), most)
+        overview = (self.side, self.side) if rows * columns > 1 else None
+        return Cut((rows * self.side, columns * self.side), rows, columns, overview)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +243,10 @@ class SquareTiles:
     longest: int
     side: int
     parts: int
+
+    def bounded(self, parts: int) -> SquareTiles:
+        """Return a rule by which images have at most so many parts."""
+        return replace(self, parts=min(self.parts, parts))
 
     def cut(self, height: int, width: int) -> Cut:
         """Return how an image becomes parts."""
@@ -235,6 +268,45 @@ class SquareTiles:
         return rows, math.ceil(int(rows * self.side * ratio) / self.side)
 
 
+def _require_width(height: int, width: int) -> None:
+    if max(height, width) > MAX_RATIO * min(height, width):
+        raise ValueError(
+            f"an image of {width} x {height} pixels is too narrow: its sides may differ by a "
+            f"factor of {MAX_RATIO}"
+        )
+
+
+def _nearest_grid(height: int, width: int, side: int, fewest: int, most: int) -> Size:
+    """Return the rows and columns of the `fewest` to `most` tiles with the nearest proportions to an image.
+
+    Of equal ones the larger, if the image is larger than half of it.
+    """
+    best, nearest = (1, 1), math.inf
+    for rows, columns in _grids(fewest, most):
+        apart = abs(width / height - columns / rows)
+        larger = height * width > 0.5 * side**2 * rows * columns
+        if apart < nearest or (apart == nearest and larger):
+            best, nearest = (rows, columns), apart
+    return best
+
+
+def _fitting_grid(height: int, width: int, side: int, most: int) -> Size:
+    """Return the rows and columns of at most so many tiles to which an image is enlarged by the least.
+
+    Of grids that are all smaller than it, those to which it is made smaller by the least.
+    """
+    factors = {(y, x): min(x * side / width, y * side / height) for y, x in _grids(1, most)}
+    larger = [grid for grid, factor in factors.items() if factor >= 1]
+    return min(larger, key=factors.__getitem__) if larger else max(factors, key=factors.__getitem__)
+
+
+def _grids(fewest: int, most: int) -> list[Size]:
+    """Return the rows and columns of so many tiles, smaller grids first, then those with fewer columns."""
+    counts = range(1, most + 1)
+    grids = [(rows, columns) for columns in counts for rows in counts]
+    return sorted((grid for grid in grids if fewest <= math.prod(grid) <= most), key=math.prod)
+
+
 def _scaled(height: int, width: int, longest: int) -> Size:
     """Return a size with a longer side of `longest`. The other is rounded down, then up to an even one."""
     if width >= height:
@@ -242,7 +314,8 @@ def _scaled(height: int, width: int, longest: int) -> Size:
     return longest, max(1, -(-int(longest * (width / height)) // 2) * 2)
 
 
-SizeRule = FixedSize | KeptShape | TokenBudget | LongestSide | Tiles | SquareTiles
+SizeRule = OneSquare | KeptShape | TokenBudget | LongestSide | Tiles | GridTiles | SquareTiles
 RULES: dict[str, type[SizeRule]] = {
-    rule.__name__: rule for rule in (FixedSize, KeptShape, TokenBudget, LongestSide, Tiles, SquareTiles)
+    rule.__name__: rule
+    for rule in (OneSquare, KeptShape, TokenBudget, LongestSide, Tiles, GridTiles, SquareTiles)
 }

@@ -5,23 +5,29 @@ Command R+ normalizes queries and keys by head. Cohere 2 has positions only in t
 
 from __future__ import annotations
 
+from quire.images.vision import Vision
 from quire.models.config import SLIDING, ModelConfig
 from quire.models.layers import embed_tokens, gated_mlp, project_qkv, rotate
+from quire.models.tower import place_images
 from quire.program import Builder, Names, Value, WeightSpec
 from quire.program.ops import ScaleByWeight
 
 
-def cohere(b: Builder, cfg: ModelConfig, w: Names) -> Value:
-    return _decoder(b, cfg, w, (True,) * cfg.num_hidden_layers)
+def cohere(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
+    return _decoder(b, cfg, w, (True,) * cfg.num_hidden_layers, vision)
 
 
-def cohere2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
-    return _decoder(b, cfg, w, tuple(kind == SLIDING for kind in cfg.layer_types))
+def cohere2(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
+    return _decoder(b, cfg, w, tuple(kind == SLIDING for kind in cfg.layer_types), vision)
 
 
-def _decoder(b: Builder, cfg: ModelConfig, w: Names, rotates: tuple[bool, ...]) -> Value:
+def _decoder(
+    b: Builder, cfg: ModelConfig, w: Names, rotates: tuple[bool, ...], vision: Vision | None
+) -> Value:
     bias = cfg.flag("attention_bias")
     x = embed_tokens(b, cfg, w)
+    if vision is not None:
+        x = place_images(b, x)
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = b.layer_norm(x, p / "input_layernorm", cfg.norm_eps, bias=False)

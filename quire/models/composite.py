@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.errors import ConfigError, did_you_mean, quoted
 from quire.images.vision import Vision
+from quire.models.config import ModelConfig
 from quire.models.left_out import VISION
 from quire.program import LeftOut
 
@@ -27,10 +28,10 @@ class Composite:
     """A composite architecture.
 
     `texts` are the architectures of its text model, by the `model_type` in text_config, the first if there is
-    none; that under "" is meant by any other. `tied` is the default of tie_word_embeddings. `left_out` are
-    the parts that are not computed, by the fields that describe them. `tower` records the one for images.
-    Of a `flat` one, older files have the fields of the text model beside the others, and newer ones may tie
-    its embeddings in text_config.
+    none; that under "" is meant by any other. `tied` is the default of tie_word_embeddings, which text_config
+    may state too if the `text_ties`. `left_out` are the parts that are not computed, by the fields that
+    describe them. `tower` records the one for images. Of a `flat` one, older files have the fields of the
+    text model beside the others.
     """
 
     texts: Mapping[str, str]
@@ -38,9 +39,12 @@ class Composite:
     left_out: Mapping[str, LeftOut] = field(default_factory=lambda: {_VISION: VISION})
     tower: Tower | None = None
     flat: bool = False
+    text_ties: bool = False
 
-    def vision(self, raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision | None:
-        """Record the vision tower that config.json describes.
+    def vision(
+        self, raw: Mapping[str, Any], processor: Mapping[str, Any], text: ModelConfig
+    ) -> Vision | None:
+        """Record the vision tower that config.json describes, beside this text model.
 
         Return None if there is none that is supported, or no file says how images are resized.
         Raises ConfigError for images that are handled in a way that is not supported.
@@ -53,7 +57,9 @@ class Composite:
                 problem = f"preprocessor_config.json: {name} = {quoted(other)} is not supported"
                 hint = f"give {str(done).lower()}, or move the file away: without it the model reads text"
                 raise ConfigError(problem, hint)
-        return self.tower(raw, processor)
+        # config.json may leave out what is usual for the text model
+        known = {"hidden_size": text.hidden_size, "rms_norm_eps": text.norm_eps}
+        return self.tower({**raw, TEXT: {**(raw.get(TEXT) or {}), **known}}, processor)
 
     def parts(self, raw: Mapping[str, Any], vision: Vision | None = None) -> tuple[LeftOut, ...]:
         """Return the parts not computed, each noting whether this config.json describes it."""
@@ -74,6 +80,6 @@ class Composite:
             problem = f"config.json: the text model {quoted(kind)} of {TEXT} is not supported"
             raise ConfigError(problem, f"{near} {known}" if near else known)
         whole = {name: raw[name] for name in _OF_THE_WHOLE if name in raw}
-        if self.flat and text.get(_TIED):
+        if self.text_ties and text.get(_TIED):
             whole[_TIED] = text[_TIED]
         return architecture, {**text, _TIED: self.tied, **whole}

@@ -5,15 +5,22 @@ from __future__ import annotations
 from quire.models.composite import Composite
 from quire.models.left_out import AUDIO, VISION
 from quire.models.vision import qwen3_vl_tower
+from quire.models.vision_cohere import aya_vision_tower, cohere2_vision_tower
 from quire.models.vision_gemma import gemma3_tower
 from quire.models.vision_gemma4 import gemma4_tower
 from quire.models.vision_idefics3 import idefics3_tower
+from quire.models.vision_internvl import internvl_tower
 from quire.models.vision_lfm2 import lfm2_vl_tower
-from quire.models.vision_pixtral import pixtral_tower
+from quire.models.vision_llava import llava_tower
+from quire.models.vision_pixtral import lighton_ocr_tower, pixtral_tower
 from quire.models.vision_qwen2 import qwen2_5_vl_tower, qwen2_vl_tower
 
 _TOWERS = {"vision_config": VISION, "audio_config": AUDIO}
+_LIGHTON_OCR = Composite({"": "Qwen3ForCausalLM"}, tied=True, tower=lighton_ocr_tower)
+_COHERE = {"cohere2": "Cohere2ForCausalLM", "cohere": "CohereForCausalLM"}
 COMPOSITES: dict[str, Composite] = {
+    "AyaVisionForConditionalGeneration": Composite(_COHERE, tied=True, tower=aya_vision_tower),
+    "Cohere2VisionForConditionalGeneration": Composite(_COHERE, tied=True, tower=cohere2_vision_tower),
     "Gemma3ForConditionalGeneration": Composite({"": "Gemma3ForCausalLM"}, tied=True, tower=gemma3_tower),
     "Gemma3nForConditionalGeneration": Composite({"gemma3n_text": "Gemma3nForCausalLM"}, True, _TOWERS),
     "Gemma4ForConditionalGeneration": Composite(
@@ -25,10 +32,29 @@ COMPOSITES: dict[str, Composite] = {
     "Idefics3ForConditionalGeneration": Composite(
         {"llama": "LlamaForCausalLM"}, tied=False, tower=idefics3_tower
     ),
+    "InternVLForConditionalGeneration": Composite(
+        {
+            "qwen2": "Qwen2ForCausalLM",
+            "qwen3": "Qwen3ForCausalLM",
+            "qwen3_moe": "Qwen3MoeForCausalLM",
+            "llama": "LlamaForCausalLM",
+            "gpt_oss": "GptOssForCausalLM",
+        },
+        tied=True,
+        tower=internvl_tower,
+    ),
     "Lfm2VlForConditionalGeneration": Composite(
         {"lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"}, True, tower=lfm2_vl_tower
     ),
     "Llama4ForConditionalGeneration": Composite({"": "Llama4ForCausalLM"}, tied=False),
+    "LightOnOcrForConditionalGeneration": _LIGHTON_OCR,
+    "LightOnOCRForConditionalGeneration": _LIGHTON_OCR,  # as the first of them was published
+    "LlavaForConditionalGeneration": Composite(
+        {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"},
+        tied=False,
+        tower=llava_tower,
+        text_ties=True,
+    ),
     "Mistral3ForConditionalGeneration": Composite(
         {
             "mistral": "MistralForCausalLM",
@@ -39,10 +65,10 @@ COMPOSITES: dict[str, Composite] = {
         tower=pixtral_tower,
     ),
     "Qwen2VLForConditionalGeneration": Composite(
-        {"": "qwen2_vl_text"}, tied=False, tower=qwen2_vl_tower, flat=True
+        {"": "qwen2_vl_text"}, tied=False, tower=qwen2_vl_tower, flat=True, text_ties=True
     ),
     "Qwen2_5_VLForConditionalGeneration": Composite(
-        {"": "qwen2_vl_text"}, tied=False, tower=qwen2_5_vl_tower, flat=True
+        {"": "qwen2_vl_text"}, tied=False, tower=qwen2_5_vl_tower, flat=True, text_ties=True
     ),
     "Qwen3VLForConditionalGeneration": Composite({"": "qwen3_vl_text"}, tied=False, tower=qwen3_vl_tower),
     "Qwen3VLMoeForConditionalGeneration": Composite(

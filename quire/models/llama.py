@@ -29,8 +29,8 @@ def seed_oss(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     return _decoder(b, cfg, w, qkv_bias=qkv_bias, out_bias=out_bias)
 
 
-def qwen2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
-    return _decoder(b, cfg, w, qkv_bias=True, out_bias=False)
+def qwen2(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
+    return _decoder(b, cfg, w, qkv_bias=True, out_bias=False, vision=vision)
 
 
 def arcee(b: Builder, cfg: ModelConfig, w: Names) -> Value:

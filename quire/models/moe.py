@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import Literal, TypedDict
 
 from quire.errors import ConfigError, quoted
+from quire.images.vision import Vision
 from quire.models.config import ModelConfig
 from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, rotate
+from quire.models.tower import place_images
 from quire.program import Builder, Names, Rows, Value, WeightSpec
 from quire.program.ops.experts import ExpertWeights, Routing
 
@@ -145,11 +147,13 @@ _GPT_OSS_YARN = {
 }
 
 
-def gpt_oss(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+def gpt_oss(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
     bias, limit = cfg.flag("attention_bias"), cfg.positive("swiglu_limit")
     unstated = not cfg.get("rope_scaling") and cfg.get("rope_parameters") is None
     rope = cfg.rope(_GPT_OSS_YARN if unstated else None)
     x = embed_tokens(b, cfg, w)
+    if vision is not None:
+        x = place_images(b, x)
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)

@@ -22,18 +22,21 @@ _SECTIONS = (24, 20, 20)  # of Qwen3-VL
 Mlp = Callable[[Builder, ModelConfig, Value, Names], Value]
 
 
-def qwen3(b: Builder, cfg: ModelConfig, w: Names) -> Value:
-    return _decoder(b, cfg, w, _experts)
+def qwen3(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
+    return _decoder(b, cfg, w, _experts, cfg.rope(), vision)
 
 
 def qwen3_vl(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
-    return _decoder(b, cfg, w, _fused_experts, vision)
+    rope = cfg.rope() if vision is None else by_place(cfg.rope(), cfg, _SECTIONS)
+    return _decoder(b, cfg, w, _fused_experts, rope, vision)
 
 
-def _decoder(b: Builder, cfg: ModelConfig, w: Names, experts: Mlp, vision: Vision | None = None) -> Value:
-    x, rope = embed_tokens(b, cfg, w), cfg.rope()
+def _decoder(
+    b: Builder, cfg: ModelConfig, w: Names, experts: Mlp, rope: Rope, vision: Vision | None
+) -> Value:
+    x = embed_tokens(b, cfg, w)
     if vision is not None:
-        x, rope = place_images(b, x), by_place(rope, cfg, _SECTIONS)
+        x = place_images(b, x)
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)

@@ -79,12 +79,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "MistralForCausalLM": Family(llama, defaults.MISTRAL, seeing=llama),
     "Ministral3ForCausalLM": Family(ministral3, defaults.MINISTRAL3, seeing=ministral3),
-    "Qwen2ForCausalLM": Family(qwen2, defaults.QWEN2, from_max_window_layers),
+    "Qwen2ForCausalLM": Family(qwen2, defaults.QWEN2, from_max_window_layers, seeing=qwen2),
     "Qwen2MoeForCausalLM": Family(
         qwen2_moe, defaults_later.QWEN2_MOE, slides_in_qwen2_moe, older=_NO_OTHER_NAME
     ),
-    "Qwen3ForCausalLM": Family(qwen3, defaults.QWEN3, from_max_window_layers),
-    "Qwen3MoeForCausalLM": Family(qwen3, defaults.QWEN3_MOE),
+    "Qwen3ForCausalLM": Family(qwen3, defaults.QWEN3, from_max_window_layers, seeing=qwen3),
+    "Qwen3MoeForCausalLM": Family(qwen3, defaults.QWEN3_MOE, seeing=qwen3),
     "Qwen3NextForCausalLM": Family(
         qwen3_next,
         defaults.QWEN3_NEXT,
@@ -139,7 +139,9 @@ FAMILIES: dict[str, Family] = {
         older={"num_experts": "num_local_experts", "layer_types": "layers_block_type"},
         kinds=HYBRID,
     ),
-    "Cohere2ForCausalLM": Family(cohere2, defaults.COHERE2, by_pattern, {"rms_norm_eps": "layer_norm_eps"}),
+    "Cohere2ForCausalLM": Family(
+        cohere2, defaults.COHERE2, by_pattern, {"rms_norm_eps": "layer_norm_eps"}, seeing=cohere2
+    ),
     "Glm4ForCausalLM": Family(glm4, defaults.GLM4),
     "GPT2LMHeadModel": Family(
         gpt2, defaults.GPT2, spelled=spelled.GPT2, only={"add_cross_attention": (False,)}
@@ -252,7 +254,12 @@ FAMILIES: dict[str, Family] = {
         only={**_NO_BIAS, "moe_norm_min": (1e-12,)},
     ),
     "GptOssForCausalLM": Family(
-        gpt_oss, defaults.GPT_OSS, every_other, spelled=_EXPERTS, only={"swiglu_alpha": (1.702,)}
+        gpt_oss,
+        defaults.GPT_OSS,
+        every_other,
+        spelled=_EXPERTS,
+        only={"swiglu_alpha": (1.702,)},
+        seeing=gpt_oss,
     ),
     **RECENT,
     **VARIATIONS,
@@ -275,8 +282,9 @@ def read_model(raw: Mapping[str, Any], processor: Mapping[str, Any] | None = Non
     """
     name = _architecture(raw)
     family, text = _family(name, raw)
-    cfg, composite = _config(family, text), COMPOSITES.get(name)
-    vision = None if composite is None or processor is None else composite.vision(raw, processor)
+    cfg, composite, vision = _config(family, text), COMPOSITES.get(name), None
+    if composite is not None and processor is not None:
+        vision = composite.vision(raw, processor, cfg)
     parts = () if composite is None else composite.parts(raw, vision)
     builder = Builder()
     if vision is not None and family.seeing is not None:

@@ -1,10 +1,10 @@
-"""SigLIP (arXiv:2303.15343), which towers of several models are, or whose layers they have."""
+"""SigLIP (arXiv:2303.15343) and CLIP, which towers of several models are, or whose layers they have."""
 
 from __future__ import annotations
 
 from quire.errors import ConfigError
 from quire.models.config import Fields
-from quire.models.tower import embed_patches
+from quire.models.tower import activate, embed_beside_class, embed_patches
 from quire.program import Builder, Names, Value, WeightSpec, ops
 
 SIGLIP = {
@@ -20,22 +20,46 @@ SIGLIP = {
 }
 
 
+# CLIP (arXiv:2103.00020), whose layers are the same
+CLIP = {**SIGLIP, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
+
+
 def siglip(b: Builder, cfg: Fields, w: Names, places: int) -> Value:
     """Record the tower for images of one size, which have `places` patches, each with a learned position."""
+    return siglip_layers(b, cfg, siglip_patches(b, cfg, w, places), w)
+
+
+def siglip_patches(b: Builder, cfg: Fields, w: Names, places: int) -> Value:
+    """Record what is before the layers."""
     hidden, patch = cfg.size("hidden_size"), cfg.size("patch_size")
     pixels = 3 * patch**2
     given = b.record(ops.Patches(b.value((pixels + 2,)))).out
     x = embed_patches(b, given, w / "embeddings.patch_embedding", (hidden, 3, patch, patch))
     name = w / "embeddings.position_embedding.weight"
     table = WeightSpec(name, (places, hidden), (name,))
-    x = b.add(x, b.record(ops.MixedRows(b.value((hidden,)), b.slice(given, pixels, 2), table)).out)
-    return siglip_layers(b, cfg, x, w)
+    return b.add(x, b.record(ops.MixedRows(b.value((hidden,)), b.slice(given, pixels, 2), table)).out)
+
+
+def clip_patches(b: Builder, cfg: Fields, w: Names, places: int) -> Value:
+    """Record what is before the layers of CLIP, for so many patches and the class token."""
+    hidden, patch, own = cfg.size("hidden_size"), cfg.size("patch_size"), w / "embeddings"
+    token = WeightSpec(own / "class_embedding", (1, hidden), (own / "class_embedding",), stored=(hidden,))
+    name = own / "position_embedding.weight"
+    table = WeightSpec(name, (places, hidden), (name,))
+    x = embed_beside_class(b, (hidden, 3, patch, patch), own / "patch_embedding", token, table, bias=False)
+    return b.layer_norm(x, w / "pre_layrnorm", cfg.positive("layer_norm_eps"))
+
+
+def encoder_layers(b: Builder, cfg: Fields, x: Value, w: Names, count: int) -> Value:
+    """Record the first layers of embedded patches."""
+    for i in range(count):
+        x = _layer(b, cfg, x, w / f"encoder.layers.{i}")
+    return x
 
 
 def siglip_layers(b: Builder, cfg: Fields, x: Value, w: Names) -> Value:
     """Record the layers of embedded patches, and the norm after them."""
-    for i in range(cfg.size("num_hidden_layers")):
-        x = _layer(b, cfg, x, w / f"encoder.layers.{i}")
+    x = encoder_layers(b, cfg, x, w, cfg.size("num_hidden_layers"))
     return b.layer_norm(x, w / "post_layernorm", cfg.positive("layer_norm_eps"))
 
 
@@ -53,4 +77,4 @@ def _layer(b: Builder, cfg: Fields, x: Value, p: Names) -> Value:
     x = b.add(x, b.linear(attended, p / "self_attn.out_proj", hidden, bias=True))
     h = b.layer_norm(x, p / "layer_norm2", eps)
     h = b.linear(h, p / "mlp.fc1", cfg.size("intermediate_size"), bias=True)
-    return b.add(x, b.linear(b.activation(h, str(cfg.get("hidden_act"))), p / "mlp.fc2", hidden, bias=True))
+    return b.add(x, b.linear(activate(b, h, str(cfg.get("hidden_act"))), p / "mlp.fc2", hidden, bias=True))

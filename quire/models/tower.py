@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from quire.errors import ConfigError, quoted
-from quire.images.patches import Normalization
+from quire.images.patches import Normalization, TiledPatches
+from quire.images.sizes import GridTiles
 from quire.models.config import Fields
 from quire.program import Builder, Names, Program, Value, WeightSpec, ops
 
@@ -18,6 +19,7 @@ _CLIP = {
     "image_mean": (0.48145466, 0.4578275, 0.40821073),
     "image_std": (0.26862954, 0.26130258, 0.27577711),
 }
+_QUICK, _MOST_TILES = 1.702, 100
 _ROPES = ("axial", "default")  # names of rotations by place
 
 
@@ -41,7 +43,82 @@ def embed_patches(b: Builder, given: Value, w: Names, shape: tuple[int, ...], *,
     return b.record(ops.Linear(b.value(shape[:1]), x, weight, added)).out
 
 
-def require_same(processor: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+def embed_beside_class(
+    b: Builder, shape: tuple[int, ...], patches: Names, token: WeightSpec, places: WeightSpec, *, bias: bool
+) -> Value:
+    """Embed patches and a class token after them, each with a learned position.
+
+    The convolution of the patches is stored in `shape`; the token is a table of one row.
+    """
+    pixels, hidden = math.prod(shape[1:]), token.shape[1:]
+    given = b.record(ops.Patches(b.value((pixels + 6,)))).out
+    x = embed_patches(b, given, patches, shape, bias=False)
+    tables = [(token, 4), (places, 0)]
+    if bias:
+        name = patches / "bias"
+        tables.insert(0, (WeightSpec(name, token.shape, (name,), stored=hidden), 2))
+    for table, column in tables:
+        own = b.slice(given, pixels + column, 2)
+        x = b.add(x, b.record(ops.MixedRows(b.value(hidden), own, table)).out)
+    return x
+
+
+def activate(b: Builder, x: Value, activation: str) -> Value:
+    """Apply an activation, also quick_gelu, which only towers have: x sigmoid(1.702 x)."""
+    if activation != "quick_gelu":
+        return b.activation(x, activation)
+    return b.scale(b.activation(b.scale(x, _QUICK), "silu"), 1 / _QUICK)
+
+
+def project(
+    b: Builder, whole: Fields, x: Value, w: Names, width: int, *, inner: int | None = None, bias: bool = True
+) -> Value:
+    """Return x as embeddings of `width` numbers, by two matrices with `inner` numbers between, or as many."""
+    h = b.linear(x, w / "linear_1", inner or width, bias=bias)
+    return b.linear(activate(b, h, str(whole.get("projector_hidden_act"))), w / "linear_2", width, bias=bias)
+
+
+def text_width(raw: Mapping[str, Any]) -> int:
+    """Return the width of the text model of a config.json."""
+    return Fields(raw["text_config"]).size("hidden_size")
+
+
+def square_size(cfg: Fields, name: str) -> int:
+    """Return a size that may be stated for both sides. Raises ConfigError if these differ."""
+    stated = cfg.get(name)
+    if isinstance(stated, list | tuple) and len(stated) == 2 and stated[0] == stated[1]:
+        return Fields({name: stated[0]}).size(name)
+    return cfg.size(name)
+
+
+def grid_tiles(
+    cfg: Fields, processor: Mapping[str, Any], merge: int, *, classed: bool = False, fitted: bool = False
+) -> TiledPatches:
+    """Return how images are cut into tiles as large as a tower takes. Raises ConfigError for other sizes."""
+    patch, side = square_size(cfg, "patch_size"), square_size(cfg, "image_size")
+    require_squares(side, patch, merge, cfg.size("num_channels"))
+    require_same(processor, {"size": {"height": side, "width": side}})
+    tiles = Fields({"min_patches": 1, "max_patches": 12, **processor})
+    fewest, most = tiles.size("min_patches"), tiles.size("max_patches", _MOST_TILES)
+    rule = GridTiles(side, fewest, most + 1 if most > 1 else 1, fitted)
+    return TiledPatches(patch, merge, rule, *clip_pixels(processor), classed)
+
+
+def require_squares(side: int, patch: int, merge: int, channels: int) -> None:
+    """Raise ConfigError unless the patches of an image of this side are in squares of `merge` x `merge`."""
+    if side // patch % merge or side < patch or channels != 3:
+        problem = f"{side // patch} patches of a side, in squares of {merge} x {merge}"
+        raise ConfigError(f"config.json: vision_config: {problem}, are not supported")
+
+
+def require_last_layer(whole: Fields) -> None:
+    """Raise ConfigError unless the text model gets what the last layer of the tower gives."""
+    if (layer := whole.get("vision_feature_layer")) not in (-1, [-1], None):
+        problem = f"vision_feature_layer = {quoted(layer)} is not supported"
+        raise ConfigError(f"config.json: {problem}: only -1, the last")
+
+
+def require_same(processor: Mapping[str, Any], sizes: Mapping[str, Any]) -> None:
     """Raise ConfigError if a processor states other sizes than a tower has."""
     for name, value in sizes.items():
         if (other := processor.get(name, value)) != value:

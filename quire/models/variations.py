@@ -49,7 +49,7 @@ VARIATIONS: dict[str, Family] = {
     "YoutuForCausalLM": Family(youtu, defaults_latent.YOUTU),
     "OlmoForCausalLM": Family(olmo, defaults_variations.OLMO, only={"clip_qkv": (None,)}),
     "CohereForCausalLM": Family(
-        cohere, defaults_variations.COHERE, spelled={"rms_norm_eps": "layer_norm_eps"}
+        cohere, defaults_variations.COHERE, spelled={"rms_norm_eps": "layer_norm_eps"}, seeing=cohere
     ),
     "PhiForCausalLM": Family(phi, defaults_variations.PHI, spelled={"rms_norm_eps": "layer_norm_eps"}),
     "NemotronForCausalLM": Family(

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.errors import ConfigError, quoted
-from quire.images.patches import PooledPatches
+from quire.images.patches import TiledPatches
+from quire.images.sizes import OneSquare
 from quire.images.vision import Vision
 from quire.models.config import Fields
-from quire.models.defaults import GEMMA3
 from quire.models.siglip import SIGLIP, siglip
-from quire.models.tower import image_token, normalization, unquantized
+from quire.models.tower import image_token, normalization, text_width, unquantized
 from quire.program import Builder, Names, Value, WeightSpec, ops
 
 _TOKENS = 256  # of an image
@@ -33,7 +33,7 @@ def gemma3_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision
 
 def _patching(
     raw: Mapping[str, Any], stated: Mapping[str, Any], processor: Mapping[str, Any]
-) -> PooledPatches:
+) -> TiledPatches:
     """Return how images are resized and cut. Raises ConfigError for what is not supported."""
     cfg = Fields({"mm_tokens_per_image": _TOKENS, **SIGLIP, **raw, **stated})
     size, patch, tokens = cfg.size("image_size"), cfg.size("patch_size"), cfg.size("mm_tokens_per_image")
@@ -45,13 +45,13 @@ def _patching(
         problem = f"images of {quoted(other)}, but the vision tower takes {size} x {size} pixels"
         raise ConfigError(f"preprocessor_config.json: {problem}")
     resample = processor.get("resample", _BILINEAR)
-    return PooledPatches(size, patch, side // of_tokens, normalization(processor), resample)
+    return TiledPatches(patch, side // of_tokens, OneSquare(size), normalization(processor), resample)
 
 
 def _projected(b: Builder, cfg: Fields, x: Value, raw: Mapping[str, Any], number: int) -> Value:
     """Return the means of squares of `number` patches as embeddings of the text model."""
     w, hidden = Names("model.multi_modal_projector"), cfg.size("hidden_size")
-    out = Fields({**GEMMA3, **raw["text_config"]}).size("hidden_size")
+    out = text_width(raw)
     x = b.record(ops.MeanOfRows(b.value((hidden,), "L"), x, number)).out
     x = b.rms_norm(x, w / "mm_soft_emb_norm", cfg.positive("layer_norm_eps"), offset=1.0)
     name = w / "mm_input_projection_weight"

@@ -13,9 +13,15 @@ from quire.images.patches import TiledPatches
 from quire.images.sizes import SquareTiles
 from quire.images.vision import Vision
 from quire.models.config import Fields
-from quire.models.defaults import LLAMA
 from quire.models.siglip import SIGLIP, siglip
-from quire.models.tower import image_token, normalization, tower_fields, unquantized
+from quire.models.tower import (
+    image_token,
+    normalization,
+    require_squares,
+    text_width,
+    tower_fields,
+    unquantized,
+)
 from quire.program import Builder, Names, ops
 
 _TOWER = {**SIGLIP, "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
@@ -37,17 +43,14 @@ def idefics3_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visi
     patching = _patching(cfg, Fields({"scale_factor": 2, **raw}), processor)
     x = siglip(b, cfg, Names("model.vision_model"), patching.most[0])
     x = b.record(ops.JoinRows(b.value((patching.merge**2 * x.width,), "L"), x)).out
-    width = Fields({**LLAMA, **raw["text_config"]}).size("hidden_size")
-    out = b.linear(x, Names("model.connector.modality_projection.proj"), width)
+    out = b.linear(x, Names("model.connector.modality_projection.proj"), text_width(raw))
     return Vision(unquantized(b.program(out)), patching, image_token(raw, _TOKEN), marks=MARKS)
 
 
 def _patching(cfg: Fields, whole: Fields, processor: Mapping[str, Any]) -> TiledPatches:
     """Return how images are resized and cut. Raises ConfigError for what is not supported."""
     patch, merge, side = cfg.size("patch_size"), whole.size("scale_factor"), cfg.size("image_size")
-    if side // patch % merge or side < patch or cfg.size("num_channels") != 3:
-        problem = f"{side // patch} patches of a side, in squares of {merge} x {merge}"
-        raise ConfigError(f"config.json: vision_config: {problem}, are not supported")
+    require_squares(side, patch, merge, cfg.size("num_channels"))
     if (tile := _edge(processor, "max_image_size", _SIDE)) != side:
         problem = f"tiles of {tile} pixels, but the vision tower takes {side}"
         raise ConfigError(f"preprocessor_config.json: {problem}")

@@ -8,15 +8,23 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from quire.errors import ConfigError, quoted
+from quire.errors import ConfigError
 from quire.images.marks import Marks
 from quire.images.patches import NaflexPatches
 from quire.images.sizes import Tiles
 from quire.images.vision import Vision
 from quire.models.config import Fields
-from quire.models.defaults import LFM2
 from quire.models.siglip import SIGLIP, siglip_layers
-from quire.models.tower import image_token, normalization, require_same, tower_fields, unquantized
+from quire.models.tower import (
+    image_token,
+    normalization,
+    project,
+    require_last_layer,
+    require_same,
+    text_width,
+    tower_fields,
+    unquantized,
+)
 from quire.program import Builder, Names, Value, ops
 
 _TOWER = {**{key: value for key, value in SIGLIP.items() if key != "image_size"}, "num_patches": 256}
@@ -53,9 +61,7 @@ _BILINEAR = 2  # of Pillow
 def lfm2_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
     """Record the tower of LFM2-VL, with its projection to the embeddings of the text model."""
     cfg, whole, b, w = tower_fields(raw, _TOWER), Fields({**_WHOLE, **raw}), Builder(), Names("model")
-    if whole.get("vision_feature_layer") not in (-1, None):
-        layer = quoted(whole.get("vision_feature_layer"))
-        raise ConfigError(f"config.json: vision_feature_layer = {layer} is not supported: only -1, the last")
+    require_last_layer(whole)
     patching, hidden = _patching(cfg, whole, processor), cfg.size("hidden_size")
     pixels, places, tower = 3 * patching.patch**2, patching.side**2, w / "vision_tower"
     given = b.record(ops.Patches(b.value((pixels + places,)))).out
@@ -70,13 +76,11 @@ def lfm2_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visio
 
 def _projected(b: Builder, whole: Fields, x: Value, w: Names, number: int) -> Value:
     """Return squares of `number` patches as embeddings of the text model."""
-    out = Fields({**LFM2, **whole.get("text_config")}).size("hidden_size")
-    bias = whole.flag("projector_bias")
+    out, bias = text_width(whole.values), whole.flag("projector_bias")
     x = b.record(ops.JoinRows(b.value((number * x.width,), "L"), x)).out
     if whole.flag("projector_use_layernorm"):
         x = b.layer_norm(x, w / "layer_norm", _EPS)
-    h = b.linear(x, w / "linear_1", whole.size("projector_hidden_size"), bias=bias)
-    return b.linear(b.activation(h, str(whole.get("projector_hidden_act"))), w / "linear_2", out, bias=bias)
+    return project(b, whole, x, w, out, inner=whole.size("projector_hidden_size"), bias=bias)
 
 
 def _patching(cfg: Fields, whole: Fields, processor: Mapping[str, Any]) -> NaflexPatches:

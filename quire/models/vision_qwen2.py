@@ -14,6 +14,7 @@ from quire.images.windows import Windows
 from quire.models.config import Fields
 from quire.models.pooling import attend_both
 from quire.models.tower import (
+    activate,
     clip_pixels,
     embed_patches,
     image_sizes,
@@ -46,7 +47,6 @@ _QWEN2_5_VL = {
 }
 _TOKEN = 151655  # that stands for an image
 _AXES, _THETA = 2, 10_000.0
-_QUICK = 1.702  # x sigmoid(1.702 x) is quick_gelu
 Layer = Callable[[Builder, Value, Names], Value]
 
 
@@ -58,8 +58,7 @@ def qwen2_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visi
 
     def mlp(b: Builder, h: Value, p: Names) -> Value:
         h = b.linear(h, p / "fc1", inner, bias=True)
-        h = _quick_gelu(b, h) if act == "quick_gelu" else b.activation(h, act)
-        return b.linear(h, p / "fc2", width, bias=True)
+        return b.linear(activate(b, h, act), p / "fc2", width, bias=True)
 
     def norm(b: Builder, x: Value, p: Names) -> Value:
         return b.layer_norm(x, p, _EPS)
@@ -124,7 +123,3 @@ def _tower(
     out = b.linear(x, w / "merger.mlp.2", out_width, bias=True)
     patching = MergedPatches(patch, merge, frames, 0, *image_sizes(processor), *clip_pixels(processor))
     return Vision(unquantized(b.program(out)), patching, image_token(raw, _TOKEN), windows=windows)
-
-
-def _quick_gelu(b: Builder, x: Value) -> Value:
-    return b.scale(b.activation(b.scale(x, _QUICK), "silu"), 1 / _QUICK)

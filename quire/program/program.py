@@ -85,9 +85,8 @@ class WeightSpec:
     not all (gate and up in one matrix). `by_head` splits these into one matrix for each head: [heads, out,
     in] ("outputs"), or with the outputs of a head as its inputs, [heads, in, out] ("inputs"). Only
     `quantizable` weights (the matrices of linear layers) may be quantized. `stored` is the shape of the
-    source if it has more axes than the matrix: those after the first are its inputs (convolutions of
-    patches). Sources of a weight of `turns` parts have an input of each part in turns; it has one part after
-    the other.
+    source if it has the same numbers on other axes (convolutions of patches). Sources of a weight of `turns`
+    parts have an input of each part in turns; it has one part after the other.
     """
 
     name: str

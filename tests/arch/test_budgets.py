@@ -31,7 +31,7 @@ class Room:
 ROOMS = (
     Room(
         "core",
-        10_485,
+        10_535,
         "scheduling, the programs of all model families, and sampling: the part to read in a weekend",
         (
             "types.py",
@@ -217,7 +217,7 @@ ROOMS = (
     ),
     Room(
         "images",
-        1_675,
+        2_065,
         "images of prompts: decoding, patches, towers, positions, and how backends keep what they give",
         (
             "images",
@@ -225,10 +225,13 @@ ROOMS = (
             "models/tower.py",
             "models/vision.py",
             "models/vision_qwen2.py",
+            "models/vision_cohere.py",
             "models/vision_gemma.py",
             "models/vision_gemma4.py",
             "models/vision_idefics3.py",
+            "models/vision_internvl.py",
             "models/vision_lfm2.py",
+            "models/vision_llava.py",
             "models/vision_pixtral.py",
             "program/ops/images.py",
             "backends/slot_images.py",

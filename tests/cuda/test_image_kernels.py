@@ -133,6 +133,10 @@ _CLIP = {"hidden_size": 1152, "intermediate_size": 4304}
 TOWERS: dict[str, dict[str, Any]] = {
     "Gemma3": _CLIP | {"num_attention_heads": 16, "image_size": 896, "patch_size": 14},
     "Idefics3": _CLIP | {"num_attention_heads": 16, "image_size": 364, "patch_size": 14},
+    "AyaVision": _CLIP | {"num_attention_heads": 16, "image_size": 364, "patch_size": 14},
+    "Cohere2Vision": _CLIP | {"num_attention_heads": 12, "image_size": 512, "patch_size": 16},
+    "InternVL": {},
+    "Llava": {"hidden_size": 1024, "num_attention_heads": 16, "image_size": 336, "patch_size": 14},
     "Lfm2Vl": _CLIP | {"num_attention_heads": 16},
     "Qwen3VL": _CLIP | {"num_heads": 16, "deepstack_visual_indexes": [0], "depth": 1},
     "Qwen2VL": {"depth": 1},

@@ -18,13 +18,21 @@ from tiny_vision import (
     CONFIG4,
     CONFIG4E,
     CONFIG25,
+    CONFIG_AYA,
+    CONFIG_INTERNVL,
     CONFIG_LFM2,
+    CONFIG_LIGHTON,
+    CONFIG_LLAVA,
     CONFIG_PIXTRAL,
     CONFIG_SMOLVLM,
     PROCESSOR,
     PROCESSOR3,
     PROCESSOR4,
+    PROCESSOR_COHERE,
+    PROCESSOR_INTERNVL,
     PROCESSOR_LFM2,
+    PROCESSOR_LIGHTON,
+    PROCESSOR_LLAVA,
     PROCESSOR_PIXTRAL,
     PROCESSOR_SMOLVLM,
 )
@@ -101,6 +109,15 @@ LFM2 = _with(
     _WIDE | {"num_attention_heads": 4},
 )
 SMOLVLM = _with(CONFIG_SMOLVLM, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
+INTERNVL = _with(CONFIG_INTERNVL, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
+LIGHTON = _with(CONFIG_LIGHTON, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
+AYA = _with(
+    CONFIG_AYA,
+    {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    _WIDE | {"num_attention_heads": 4},
+    alignment_intermediate_size=64,
+)
+LLAVA = _with(CONFIG_LLAVA, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
 SMALL_IMAGES: Json = PROCESSOR3 | {"size": {"height": 24, "width": 24}}
 MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and width of images
     "qwen2_vl": (QWEN2, PROCESSOR, (16, 16)),
@@ -111,6 +128,10 @@ MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and 
     "gemma4_small": (GEMMA4_SMALL, PROCESSOR4, (12, 24)),
     "lfm2_vl": (LFM2, PROCESSOR_LFM2, (16, 16)),
     "smolvlm": (SMOLVLM, PROCESSOR_SMOLVLM, (18, 18)),
+    "internvl": (INTERNVL, PROCESSOR_INTERNVL, (16, 16)),
+    "lighton_ocr": (LIGHTON, PROCESSOR_LIGHTON, (20, 12)),
+    "aya_vision": (AYA, PROCESSOR_COHERE, (18, 18)),
+    "llava": (LLAVA, PROCESSOR_LLAVA, (16, 16)),
     "mistral3": (PIXTRAL, PROCESSOR_PIXTRAL, (16, 16)),
 }
 

@@ -23,7 +23,7 @@ from quire.images.patches import MergedPatches, NaflexPatches, Normalization
 from quire.images.prompt import PromptImages, Source, digest, has_images, image_part, take_images
 from quire.images.prompt import given as images_given
 from quire.images.reader import ImageReader, Pixels
-from quire.images.sizes import FixedSize, KeptShape, Tiles
+from quire.images.sizes import Cut, KeptShape, OneSquare, Tiles
 
 PATCHING = MergedPatches(4, 2, 2, 6, 4 * 64, 40 * 64, Normalization())
 TOKEN = 9
@@ -89,7 +89,7 @@ def test_an_image_has_a_token_whatever_its_most_pixels_are() -> None:
 
 
 def test_a_fixed_size_is_that() -> None:
-    assert FixedSize(224, 336).of(1, 9999) == (224, 336)
+    assert OneSquare(224).cut(1, 9999) == Cut((224, 224))
 
 
 # Formats

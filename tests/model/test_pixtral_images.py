@@ -8,14 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 from asked import SETTINGS, Asked, tower_of
-from tiny_vision import CONFIG_PIXTRAL, MARKS_PIXTRAL, PROCESSOR_PIXTRAL, data_url, picture, write_pixtral
+from tiny_vision import (
+    CONFIG_LIGHTON,
+    CONFIG_PIXTRAL,
+    MARKS_PIXTRAL,
+    PROCESSOR_LIGHTON,
+    PROCESSOR_PIXTRAL,
+    data_url,
+    picture,
+    write_lighton,
+    write_pixtral,
+)
 
 from quire import LLM, SamplingParams
-from quire.errors import ConfigError
+from quire.errors import ConfigError, RequestError
 from quire.images.patches import BoundedPatches
 from quire.images.positions import RotaryPositions
 from quire.images.sizes import LongestSide
 from quire.images.vision import Vision
+from quire.program import ops
 from quire.types import PromptImage
 
 BREAK, IMG, END = MARKS_PIXTRAL
@@ -117,6 +128,59 @@ def test_places_of_tokens_between_rows() -> None:
 def test_towers_that_are_not_supported(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tower(**changes)
+
+
+def test_the_norm_of_the_projector_has_the_epsilon_of_the_text_model() -> None:
+    """In config.json or, without one there, in the text model's class."""
+    text = {key: value for key, value in CONFIG_PIXTRAL["text_config"].items() if key != "rms_norm_eps"}
+    for kind, eps in (("ministral3", 1e-5), ("mistral", 1e-6)):
+        program = tower(whole={"text_config": {**text, "model_type": kind}}).program
+        norms = [op for op in program if isinstance(op, ops.RMSNorm)]
+        assert norms[-1].eps == eps
+
+
+def test_images_of_lighton_ocr_are_rounded_as_the_file_says() -> None:
+    def patching(**processor: Any) -> Any:
+        return tower_of(CONFIG_LIGHTON, {"size": 36, **processor}).patching
+
+    assert patching().size == patching(patch_size=8).size == LongestSide(8, 36, 25)
+    loose = patching(patch_size={"height": 4, "width": 4})
+    assert loose.size == LongestSide(4, 36, 25, merge=2)
+    assert loose.size.of(36, 30) == (36, 32)
+    assert loose.grid(36, 32) == (4, 4)
+    assert loose.bounded(5).size.of(36, 30) == (16, 16)
+    for height, width in ((36, 36), (900, 220), (200, 900), (36, 11), (9, 5), (12, 36)):
+        rows, columns = (side // 4 for side in loose.size.of(height, width))
+        assert rows * columns <= loose.most[0]
+        assert loose.grid(4 * rows, 4 * columns) == (rows // 2, columns // 2)
+    with pytest.raises(ValueError, match="4 x 30 pixels is too small or too narrow: it has less than 8"):
+        loose.size.of(30, 4)
+    with pytest.raises(ConfigError, match="patch_size = 16 is not supported"):
+        patching(patch_size=16)
+
+
+def test_patches_beside_the_squares_come_last() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 12, 3), np.uint8)
+    patches = tower_of(CONFIG_LIGHTON, PROCESSOR_LIGHTON).patching.patches(pixels)
+    across = np.float32(10_000.0 ** (-1 / 4))
+    places = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
+    places += [(0, 2), (1, 2), (2, 2), (3, 2), (4, 0), (4, 1), (4, 2)]
+    assert patches[:8, 48:].tolist() == [[y, np.float32(x * across)] for y, x in places[:8]]
+    assert sorted(patches[8:, 48:].tolist()) == sorted([y, float(x * across)] for y, x in places[8:])
+
+
+def test_rows_of_lighton_ocr_have_nothing_between(tmp_path: Path) -> None:
+    folder = write_lighton(tmp_path)
+    parts = [{"type": "image_url", "image_url": {"url": data_url(picture(1, 30, 20))}}]
+    with LLM(str(folder), **SETTINGS) as llm:
+        (output,) = llm.chat([{"role": "user", "content": parts}], SamplingParams(max_tokens=1))
+        before = llm.get_tokenizer().encode(f"<|im_start|>user\n{'<|image_pad|>' * 8}<", parse_special=True)
+        small = [{"type": "image_url", "image_url": {"url": data_url(picture(1, 30, 4))}}]
+        with pytest.raises(RequestError, match="30 x 4 pixels is too small"):
+            llm.chat([{"role": "user", "content": small}], SamplingParams(max_tokens=1))
+    assert output.prompt_token_ids[: len(before) - 1] == before[:-1]
+    assert output.prompt_token_ids.count(before[-2]) == 8
+    Asked(folder, "<|image_pad|>", 30, 20).check_steps()
 
 
 @pytest.mark.parametrize("size", [{"longest_edge": 36}, {"height": 36, "width": 36}, 36])

@@ -261,6 +261,16 @@ PROCESSOR_PIXTRAL: dict[str, Any] = {
     "image_std": [0.5, 0.5, 0.5],
 }
 
+# As that of LightOnOCR, whose processor rounds to patches here
+MARKS_LIGHTON = ("<other>", "<|image_pad|>")
+CONFIG_LIGHTON: dict[str, Any] = {
+    **CONFIG_PIXTRAL,
+    "architectures": ["LightOnOcrForConditionalGeneration"],
+    "model_type": "lighton_ocr",
+    "text_config": {**CONFIG_PIXTRAL["text_config"], "model_type": "qwen3"},
+}
+PROCESSOR_LIGHTON: dict[str, Any] = {**PROCESSOR_PIXTRAL, "patch_size": {"height": 4, "width": 4}}
+
 # As that of LFM2-VL, whose processor cuts large images into tiles, and writes marks before each
 TEMPLATE_LFM2 = TEMPLATE3.replace("<start_of_image>", "<image>")
 MARKS_LFM2 = (
@@ -350,6 +360,114 @@ PROCESSOR_SMOLVLM: dict[str, Any] = {
     "image_std": [0.5, 0.5, 0.5],
 }
 
+# As that of InternVL, whose processor cuts images into tiles, with marks around all of them alone
+TEMPLATE_INTERNVL = TEMPLATE3.replace("<start_of_image>", "<IMG_CONTEXT>\\n")
+MARKS_INTERNVL = ("<img>", "<IMG_CONTEXT>", "</img>")
+CONFIG_INTERNVL: dict[str, Any] = {
+    "architectures": ["InternVLForConditionalGeneration"],
+    "model_type": "internvl",
+    "text_config": {
+        "model_type": "qwen3",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 2048,
+    },
+    "vision_config": {
+        "hidden_size": 24,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": [16, 16],
+        "patch_size": [4, 4],
+    },
+    "tie_word_embeddings": False,
+}
+PROCESSOR_INTERNVL: dict[str, Any] = {
+    "image_processor_type": "GotOcr2ImageProcessorFast",
+    "size": {"height": 16, "width": 16},
+    "max_patches": 4,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
+# As that of Llava 1.5, whose processor takes the middle of an image
+TEMPLATE_LLAVA = TEMPLATE3.replace("<start_of_image>", "<image>\\n")
+MARKS_LLAVA = ("<other>", "<image>")
+CONFIG_LLAVA: dict[str, Any] = {
+    "architectures": ["LlavaForConditionalGeneration"],
+    "model_type": "llava",
+    "text_config": {
+        "model_type": "llama",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 2048,
+    },
+    "vision_config": {
+        "model_type": "clip_vision_model",
+        "hidden_size": 24,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 4,
+    },
+}
+PROCESSOR_LLAVA: dict[str, Any] = {
+    "image_processor_type": "CLIPImageProcessor",
+    "size": {"shortest_edge": 16},
+    "crop_size": {"height": 16, "width": 16},
+}
+
+# As those of Aya Vision, whose template writes another mark, and Command A Vision
+TEMPLATE_AYA = TEMPLATE3.replace("<start_of_image>", "<image>")
+MARKS_COHERE = (
+    *("<|START_OF_IMG|>", "<|IMG_PATCH|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"),
+    *("TILE_GLOBAL", "TILE_1", "TILE_2"),
+)
+CONFIG_AYA: dict[str, Any] = {
+    "architectures": ["AyaVisionForConditionalGeneration"],
+    "model_type": "aya_vision",
+    "text_config": {
+        "model_type": "cohere2",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 2048,
+        "sliding_window": 10,
+    },
+    "vision_config": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 24,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 18,  # of which two pixels are in no patch
+        "patch_size": 4,
+    },
+    "alignment_intermediate_size": 40,
+}
+CONFIG_COHERE2: dict[str, Any] = {
+    **CONFIG_AYA,
+    "architectures": ["Cohere2VisionForConditionalGeneration"],
+    "model_type": "cohere2_vision",
+}
+PROCESSOR_COHERE: dict[str, Any] = {
+    "image_processor_type": "GotOcr2ImageProcessorFast",
+    "size": {"height": 18, "width": 18},
+    "max_patches": 4,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
 
 def write_qwen3_vl(folder: Path, config: dict[str, Any] = CONFIG) -> Path:
     """Write the model."""
@@ -379,6 +497,12 @@ def write_pixtral(folder: Path, config: dict[str, Any] = CONFIG_PIXTRAL) -> Path
     return _write(folder, config, PROCESSOR_PIXTRAL, MARKS_PIXTRAL, TEMPLATE_PIXTRAL)
 
 
+def write_lighton(folder: Path) -> Path:
+    """Write the model."""
+    template = TEMPLATE3.replace("<start_of_image>", MARKS_LIGHTON[1])
+    return _write(folder, CONFIG_LIGHTON, PROCESSOR_LIGHTON, MARKS_LIGHTON, template)
+
+
 def write_lfm2_vl(folder: Path, config: dict[str, Any] = CONFIG_LFM2) -> Path:
     """Write the model."""
     return _write(folder, config, PROCESSOR_LFM2, MARKS_LFM2, TEMPLATE_LFM2)
@@ -387,6 +511,22 @@ def write_lfm2_vl(folder: Path, config: dict[str, Any] = CONFIG_LFM2) -> Path:
 def write_smolvlm(folder: Path, config: dict[str, Any] = CONFIG_SMOLVLM) -> Path:
     """Write the model."""
     return _write(folder, config, PROCESSOR_SMOLVLM, MARKS_SMOLVLM, TEMPLATE_SMOLVLM)
+
+
+def write_internvl(folder: Path, config: dict[str, Any] = CONFIG_INTERNVL) -> Path:
+    """Write the model."""
+    return _write(folder, config, PROCESSOR_INTERNVL, MARKS_INTERNVL, TEMPLATE_INTERNVL)
+
+
+def write_llava(folder: Path, config: dict[str, Any] = CONFIG_LLAVA) -> Path:
+    """Write the model."""
+    return _write(folder, config, PROCESSOR_LLAVA, MARKS_LLAVA, TEMPLATE_LLAVA)
+
+
+def write_cohere(folder: Path, config: dict[str, Any] = CONFIG_AYA) -> Path:
+    """Write the model."""
+    template = TEMPLATE_AYA if config is CONFIG_AYA else TEMPLATE_AYA.replace("<image>", MARKS_COHERE[1])
+    return _write(folder, config, PROCESSOR_COHERE, MARKS_COHERE, template)
 
 
 def _write(

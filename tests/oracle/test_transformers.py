@@ -810,7 +810,9 @@ def test_minicpm_is_granite_with_other_names(tmp_path: Path) -> None:
 def test_every_family_is_compared() -> None:
     composites = {*COMPOSITES} - {f"{kind}ForConditionalGeneration" for kind in OF_TEXT}
     compared = {architecture(kind) for kind in (*(kind for _, kind, _ in CASES), *WITHOUT_CLASS)}
-    elsewhere = {
-        f"{kind}ForConditionalGeneration" for kind in ("Idefics3", "Lfm2Vl", "SmolVLM")
-    }  # with images
+    images = (
+        *("AyaVision", "Cohere2Vision", "Idefics3", "InternVL", "Lfm2Vl", "LightOnOcr", "LightOnOCR"),
+        *("Llava", "SmolVLM"),
+    )
+    elsewhere = {f"{kind}ForConditionalGeneration" for kind in images}
     assert compared | elsewhere == {*FAMILIES, *composites}
