@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from quire.errors import ConfigError
+from quire.images.learned import Learned
 from quire.images.sizes import FixedSize, KeptShape, LongestSide, SizeRule, SquareTiles, Tiles, TokenBudget
 
 
@@ -95,22 +96,23 @@ class Squares:
 class MergedPatches(Squares):
     """Squares of `merge` x `merge` patches become one token (Qwen-VL). An image keeps its proportions.
 
-    Patches of one square follow one another. Each is repeated `frames` times, as if it were a film. Learned
-    positions are those of a square of `side` x `side`, stretched over the image; there are none if it is 0.
+    Patches of one square follow one another. Each is repeated `frames` times, as if it were a film, and has a
+    mix of `learned` positions, unless there are none. `enlarged` is as in KeptShape.
     """
 
     patch: int
     merge: int
     frames: int
-    side: int
+    learned: Learned | None
     min_pixels: int
     max_pixels: int
     normalization: Normalization
     resample: int = 3  # of Pillow: bicubic
+    enlarged: str = ""
 
     @property
     def size(self) -> KeptShape:
-        return KeptShape(self.unit, self.min_pixels, self.max_pixels)
+        return KeptShape(self.unit, self.min_pixels, self.max_pixels, self.enlarged)
 
     @property
     def most(self) -> tuple[int, int]:
@@ -124,23 +126,9 @@ class MergedPatches(Squares):
     def patches(self, pixels: np.ndarray) -> np.ndarray:
         cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
         cut = cut[:, :, None].repeat(self.frames, axis=2).reshape(len(cut), -1)
-        mixed = self._mixed(y, x, int(y.max()) + 1, int(x.max()) + 1) if self.side else []
+        mixed = [] if self.learned is None else self.learned.mixed(y, x)
         places = (*mixed, y, x)
         return np.concatenate([cut, np.stack(places, axis=1)], axis=1, dtype=np.float32)
-
-    def _mixed(self, y: np.ndarray, x: np.ndarray, rows: int, columns: int) -> list[np.ndarray]:
-        """Return the four rows of the table of positions around each place, and their factors."""
-        (top, bottom, down), (left, right, across) = self._stretched(y, rows), self._stretched(x, columns)
-        corners = [self.side * line + column for line in (top, bottom) for column in (left, right)]
-        factors = [v * h for v in (1 - down, down) for h in (1 - across, across)]
-        return [*corners, *factors]
-
-    def _stretched(self, at: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the positions of the grid before and after each place of a line, and how far between."""
-        exact = np.linspace(0, self.side - 1, count, dtype=np.float32)[at]
-        before = exact.astype(np.int64)
-        after = np.minimum(before + 1, self.side - 1)
-        return before, after, exact - before
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,18 +53,24 @@ class FixedSize(OnePart):
 
 @dataclass(frozen=True, slots=True)
 class KeptShape(OnePart):
-    """Images keep their proportions, with sides that are multiples of `unit`, and so many pixels."""
+    """Images keep their proportions, with sides that are multiples of `unit`, and so many pixels.
+
+    Those with a side shorter than `unit` are `enlarged` first: by one factor ("once"), by the height and then
+    by the width ("twice"), or not ("").
+    """
 
     unit: int
     min_pixels: int
     max_pixels: int
+    enlarged: str = ""
 
     def of(self, height: int, width: int) -> tuple[int, int]:
         """Return the (height, width) to which an image is resized. Raises ValueError if it is too narrow."""
+        stated = f"{width} x {height}"
+        height, width = _ENLARGED[self.enlarged](height, width, self.unit)
         if max(height, width) > MAX_RATIO * min(height, width):
             raise ValueError(
-                f"an image of {width} x {height} pixels is too narrow: its sides may differ by a "
-                f"factor of {MAX_RATIO}"
+                f"an image of {stated} pixels is too narrow: its sides may differ by a factor of {MAX_RATIO}"
             )
         unit, area = self.unit, height * width
         rows, columns = round(height / unit), round(width / unit)
@@ -77,6 +83,22 @@ class KeptShape(OnePart):
             most = max(1, self.max_pixels // unit**2)  # of narrow images, whose short side was rounded up
             rows, columns = min(rows, most), min(columns, most)
         return rows * unit, columns * unit
+
+
+def _once(height: int, width: int, unit: int) -> Size:
+    by = max(1.0, unit / height, unit / width)
+    return int(height * by), int(width * by)
+
+
+def _twice(height: int, width: int, unit: int) -> Size:
+    if height < unit:
+        height, width = unit, round(width * unit / height)
+    if width < unit:
+        height, width = round(height * unit / width), unit
+    return height, width
+
+
+_ENLARGED = {"": lambda height, width, unit: (height, width), "once": _once, "twice": _twice}
 
 
 @dataclass(frozen=True, slots=True)

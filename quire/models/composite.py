@@ -29,8 +29,8 @@ class Composite:
     `texts` are the architectures of its text model, by the `model_type` in text_config, the first if there is
     none; that under "" is meant by any other. `tied` is the default of tie_word_embeddings. `left_out` are
     the parts that are not computed, by the fields that describe them. `tower` records the one for images.
-    Of a `flat` one, older files have the fields of the text model beside the others, and newer ones may tie
-    its embeddings in text_config.
+    Of a `flat` one, older files have the fields of the text model beside the others. Files of one that is
+    `tied_within`, and newer ones of a flat one, may tie its embeddings in text_config.
     """
 
     texts: Mapping[str, str]
@@ -38,6 +38,7 @@ class Composite:
     left_out: Mapping[str, LeftOut] = field(default_factory=lambda: {_VISION: VISION})
     tower: Tower | None = None
     flat: bool = False
+    tied_within: bool = False
 
     def vision(self, raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision | None:
         """Record the vision tower that config.json describes.
@@ -74,6 +75,6 @@ class Composite:
             problem = f"config.json: the text model {quoted(kind)} of {TEXT} is not supported"
             raise ConfigError(problem, f"{near} {known}" if near else known)
         whole = {name: raw[name] for name in _OF_THE_WHOLE if name in raw}
-        if self.flat and text.get(_TIED):
+        if (self.flat or self.tied_within) and text.get(_TIED):
             whole[_TIED] = text[_TIED]
         return architecture, {**text, _TIED: self.tied, **whole}

@@ -7,6 +7,7 @@ from quire.models.left_out import AUDIO, VISION
 from quire.models.vision import qwen3_vl_tower
 from quire.models.vision_gemma import gemma3_tower
 from quire.models.vision_gemma4 import gemma4_tower
+from quire.models.vision_glm4v import glm4v_moe_tower, glm4v_tower, glm_ocr_tower
 from quire.models.vision_idefics3 import idefics3_tower
 from quire.models.vision_lfm2 import lfm2_vl_tower
 from quire.models.vision_pixtral import pixtral_tower
@@ -21,6 +22,18 @@ COMPOSITES: dict[str, Composite] = {
     ),
     "Gemma4UnifiedForConditionalGeneration": Composite(
         {"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}, True, _TOWERS
+    ),
+    "Glm4vForConditionalGeneration": Composite(
+        {"": "glm4v_text"}, tied=False, tower=glm4v_tower, tied_within=True
+    ),
+    "Glm4vMoeForConditionalGeneration": Composite(
+        {"": "glm4v_moe_text"}, tied=False, tower=glm4v_moe_tower, tied_within=True
+    ),
+    "Glm46VForConditionalGeneration": Composite(
+        {"glm4v_text": "glm4v_text", "glm4v_moe_text": "glm4v_moe_text"}, tied=False, tower=glm4v_tower
+    ),
+    "GlmOcrForConditionalGeneration": Composite(
+        {"": "glm_ocr_text"}, tied=False, tower=glm_ocr_tower, tied_within=True
     ),
     "Idefics3ForConditionalGeneration": Composite(
         {"llama": "LlamaForCausalLM"}, tied=False, tower=idefics3_tower

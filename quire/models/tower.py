@@ -66,13 +66,15 @@ def normalization(processor: Mapping[str, Any]) -> Normalization:
     return Normalization(factor, tuple(mean), tuple(std))
 
 
-def image_sizes(processor: Mapping[str, Any]) -> tuple[int, int]:
+def image_sizes(
+    processor: Mapping[str, Any], default: tuple[int, int] = (56 * 56, 28 * 28 * 1280)
+) -> tuple[int, int]:
     """Return the fewest and most pixels of a resized image."""
     size = processor.get("size")
     size = size if isinstance(size, Mapping) else {}
     stated = {key: value for key, value in {**size, **processor}.items() if value is not None}
-    least = stated.get("min_pixels", stated.get("shortest_edge", 56 * 56))
-    most = stated.get("max_pixels", stated.get("longest_edge", 28 * 28 * 1280))
+    least = stated.get("min_pixels", stated.get("shortest_edge", default[0]))
+    most = stated.get("max_pixels", stated.get("longest_edge", default[1]))
     for value in (least, most):
         if type(value) is not int or value < 1:
             raise ConfigError(f"preprocessor_config.json: {quoted(value)} is not a number of pixels")

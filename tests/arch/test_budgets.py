@@ -31,7 +31,7 @@ class Room:
 ROOMS = (
     Room(
         "core",
-        10_425,
+        10_490,
         "scheduling, the programs of all model families, and sampling: the part to read in a weekend",
         (
             "types.py",
@@ -216,7 +216,7 @@ ROOMS = (
     ),
     Room(
         "images",
-        1_675,
+        1_830,
         "images of prompts: decoding, patches, towers, positions, and how backends keep what they give",
         (
             "images",
@@ -226,6 +226,7 @@ ROOMS = (
             "models/vision_qwen2.py",
             "models/vision_gemma.py",
             "models/vision_gemma4.py",
+            "models/vision_glm4v.py",
             "models/vision_idefics3.py",
             "models/vision_lfm2.py",
             "models/vision_pixtral.py",

@@ -18,12 +18,15 @@ from tiny_vision import (
     CONFIG4,
     CONFIG4E,
     CONFIG25,
+    CONFIG_GLM4V,
+    CONFIG_GLM_OCR,
     CONFIG_LFM2,
     CONFIG_PIXTRAL,
     CONFIG_SMOLVLM,
     PROCESSOR,
     PROCESSOR3,
     PROCESSOR4,
+    PROCESSOR_GLM,
     PROCESSOR_LFM2,
     PROCESSOR_PIXTRAL,
     PROCESSOR_SMOLVLM,
@@ -94,6 +97,17 @@ GEMMA4_SMALL = _with(
     },
     _WIDE | {"num_attention_heads": 4},
 )
+# Cubic positions and joined patches; norms of heads and biases in the tower.
+GLM4V = _with(
+    CONFIG_GLM4V,
+    {"num_hidden_layers": 1},
+    {"num_heads": 4, "depth": 1, "intermediate_size": 16},
+)
+GLM_OCR = _with(
+    CONFIG_GLM_OCR,
+    {"num_hidden_layers": 1},
+    {"num_heads": 4, "depth": 1, "intermediate_size": 16},
+)
 PIXTRAL = _with(CONFIG_PIXTRAL, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
 LFM2 = _with(
     CONFIG_LFM2,
@@ -109,6 +123,8 @@ MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and 
     "gemma3": (GEMMA3, SMALL_IMAGES, (24, 24)),
     "gemma4": (GEMMA4, PROCESSOR4, (12, 24)),
     "gemma4_small": (GEMMA4_SMALL, PROCESSOR4, (12, 24)),
+    "glm4v": (GLM4V, PROCESSOR_GLM, (16, 16)),
+    "glm_ocr": (GLM_OCR, PROCESSOR_GLM, (16, 16)),
     "lfm2_vl": (LFM2, PROCESSOR_LFM2, (16, 16)),
     "smolvlm": (SMOLVLM, PROCESSOR_SMOLVLM, (18, 18)),
     "mistral3": (PIXTRAL, PROCESSOR_PIXTRAL, (16, 16)),

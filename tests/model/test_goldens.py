@@ -100,6 +100,8 @@ def test_every_checkpoint_and_architecture_is_tested(shared_data: Path) -> None:
         *("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
         *("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
         *("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+        *("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration"),
+        *("Glm46VForConditionalGeneration", "GlmOcrForConditionalGeneration"),
         "Lfm2VlForConditionalGeneration",
         *("Gemma4UnifiedForCausalLM", "Gemma4ForConditionalGeneration", "Gemma3nForConditionalGeneration"),
         *("Gemma4UnifiedForConditionalGeneration", "Llama4ForConditionalGeneration"),

@@ -350,6 +350,52 @@ PROCESSOR_SMOLVLM: dict[str, Any] = {
     "image_std": [0.5, 0.5, 0.5],
 }
 
+# As that of GLM-4.1V, without tools and reasoning
+MARKS_GLM = ("<|begin_of_image|>", "<|image|>", "<|end_of_image|>")
+TEMPLATE_GLM = TEMPLATE3.replace("<start_of_image>", "".join(MARKS_GLM))
+CONFIG_GLM4V: dict[str, Any] = {
+    "architectures": ["Glm4vForConditionalGeneration"],
+    "model_type": "glm4v",
+    "tie_word_embeddings": False,
+    "text_config": {
+        "model_type": "glm4v_text",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 2048,
+        "partial_rotary_factor": 0.5,
+        "rope_scaling": {"type": "default", "mrope_section": [1, 1, 2]},
+    },
+    "vision_config": {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_heads": 2,
+        "image_size": 24,
+        "patch_size": 4,
+        "out_hidden_size": 32,
+    },
+}
+CONFIG_GLM_OCR: dict[str, Any] = {
+    **CONFIG_GLM4V,
+    "architectures": ["GlmOcrForConditionalGeneration"],
+    "model_type": "glm_ocr",
+    "text_config": {
+        **CONFIG_GLM4V["text_config"],
+        "model_type": "glm_ocr_text",
+        "head_dim": 16,
+        "partial_rotary_factor": 1.0,
+        "rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]},
+    },
+}
+PROCESSOR_GLM: dict[str, Any] = {
+    **PROCESSOR,
+    "image_processor_type": "Glm4vImageProcessor",
+    "size": {"shortest_edge": 2 * 4 * 64, "longest_edge": 2 * 64 * 64},
+}
+
 
 def write_qwen3_vl(folder: Path, config: dict[str, Any] = CONFIG) -> Path:
     """Write the model."""
@@ -382,6 +428,11 @@ def write_pixtral(folder: Path, config: dict[str, Any] = CONFIG_PIXTRAL) -> Path
 def write_lfm2_vl(folder: Path, config: dict[str, Any] = CONFIG_LFM2) -> Path:
     """Write the model."""
     return _write(folder, config, PROCESSOR_LFM2, MARKS_LFM2, TEMPLATE_LFM2)
+
+
+def write_glm4v(folder: Path, config: dict[str, Any] = CONFIG_GLM4V) -> Path:
+    """Write the model."""
+    return _write(folder, config, PROCESSOR_GLM, MARKS_GLM, TEMPLATE_GLM)
 
 
 def write_smolvlm(folder: Path, config: dict[str, Any] = CONFIG_SMOLVLM) -> Path:

@@ -30,6 +30,7 @@ from tiny_vision import (
     picture,
     write_gemma3,
     write_gemma4,
+    write_glm4v,
     write_pixtral,
     write_qwen3_vl,
 )
@@ -179,6 +180,7 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
     "gemma 3": write_gemma3,
     "gemma 4": lambda folder: write_gemma4(folder, CONFIG4),
     "gemma 4, small": lambda folder: write_gemma4(folder, CONFIG4E),
+    "glm 4.1": write_glm4v,
     "mistral 3": write_pixtral,
 }
 
