@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from quire.errors import ConfigError
 from quire.models.config import Fields
-from quire.models.tower import embed_patches
-from quire.program import Builder, Names, Value, WeightSpec, ops
+from quire.models.tower import add_learned, embed_patches
+from quire.program import Builder, Names, Value, ops
 
 SIGLIP = {
     "hidden_size": 768,
@@ -26,9 +26,7 @@ def siglip(b: Builder, cfg: Fields, w: Names, places: int) -> Value:
     pixels = 3 * patch**2
     given = b.record(ops.Patches(b.value((pixels + 2,)))).out
     x = embed_patches(b, given, w / "embeddings.patch_embedding", (hidden, 3, patch, patch))
-    name = w / "embeddings.position_embedding.weight"
-    table = WeightSpec(name, (places, hidden), (name,))
-    x = b.add(x, b.record(ops.MixedRows(b.value((hidden,)), b.slice(given, pixels, 2), table)).out)
+    x = add_learned(b, x, b.slice(given, pixels, 2), w / "embeddings.position_embedding.weight", places)
     return siglip_layers(b, cfg, x, w)
 
 

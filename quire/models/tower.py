@@ -41,6 +41,12 @@ def embed_patches(b: Builder, given: Value, w: Names, shape: tuple[int, ...], *,
     return b.record(ops.Linear(b.value(shape[:1]), x, weight, added)).out
 
 
+def add_learned(b: Builder, x: Value, mixed: Value, name: Names, number: int) -> Value:
+    """Add to patches x a mix of the `number` learned positions in a table, as MixedRows takes it."""
+    table = WeightSpec(name, (number, x.width), (name,))
+    return b.add(x, b.record(ops.MixedRows(b.value((x.width,)), mixed, table)).out)
+
+
 def require_same(processor: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
     """Raise ConfigError if a processor states other sizes than a tower has."""
     for name, value in sizes.items():

@@ -16,6 +16,7 @@ from quire.images.vision import Vision
 from quire.models.config import Fields, ModelConfig
 from quire.models.pooling import attend_both
 from quire.models.tower import (
+    add_learned,
     clip_pixels,
     embed_patches,
     image_sizes,
@@ -24,7 +25,7 @@ from quire.models.tower import (
     tower_fields,
     unquantized,
 )
-from quire.program import Builder, Names, Value, WeightSpec, ops
+from quire.program import Builder, Names, Value, ops
 from quire.program.rope import Rope
 
 _EPS = 1e-6
@@ -58,9 +59,7 @@ def qwen3_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visi
     pixels, numbers = channels * frames * patch**2, 2 * learned.number
     given = b.record(ops.Patches(b.value((pixels + numbers + _AXES,)))).out
     x = embed_patches(b, given, w / "patch_embed.proj", (hidden, channels, frames, patch, patch))
-    table = WeightSpec(w / "pos_embed.weight", (side**2, hidden), (w / "pos_embed.weight",))
-    mixed = ops.MixedRows(b.value((hidden,)), b.slice(given, pixels, numbers), table)
-    x = b.add(x, b.record(mixed).out)
+    x = add_learned(b, x, b.slice(given, pixels, numbers), w / "pos_embed.weight", side**2)
     places = b.slice(given, pixels + numbers, _AXES)
     deep, found = cfg.integers("deepstack_visual_indexes"), list[Value]()
     for i in range(cfg.size("depth")):

@@ -14,6 +14,7 @@ from quire.images.vision import Vision
 from quire.models.config import Fields
 from quire.models.pooling import attend_both
 from quire.models.tower import (
+    add_learned,
     clip_pixels,
     embed_patches,
     image_sizes,
@@ -105,8 +106,7 @@ def _tower(
     if learned is not None:
         x = b.rms_norm(x, w / "post_conv_layernorm", eps)
         name = w / "embeddings.position_embedding.weight"
-        table = WeightSpec(name, (learned.side**2, width), (name,))
-        x = b.add(x, b.record(ops.MixedRows(b.value((width,)), b.slice(given, pixels, numbers), table)).out)
+        x = add_learned(b, x, b.slice(given, pixels, numbers), name, learned.side**2)
     places = b.slice(given, pixels + numbers, _AXES)
     for i in range(cfg.size("depth")):
         x = _layer(b, cfg, x, places, theta, w / f"blocks.{i}", inner[0], plain=learned is not None)
