@@ -10,6 +10,7 @@ from quire.models.vision_gemma4 import gemma4_tower
 from quire.models.vision_glm4v import glm4v_moe_tower, glm4v_tower, glm_ocr_tower
 from quire.models.vision_idefics3 import idefics3_tower
 from quire.models.vision_lfm2 import lfm2_vl_tower
+from quire.models.vision_paddleocr import paddleocr_tower
 from quire.models.vision_pixtral import pixtral_tower
 from quire.models.vision_qwen2 import qwen2_5_vl_tower, qwen2_vl_tower
 
@@ -50,6 +51,9 @@ COMPOSITES: dict[str, Composite] = {
         },
         tied=True,
         tower=pixtral_tower,
+    ),
+    "PaddleOCRVLForConditionalGeneration": Composite(
+        {"": "paddleocr_vl_text"}, tied=True, tower=paddleocr_tower, flat=True
     ),
     "Qwen2VLForConditionalGeneration": Composite(
         {"": "qwen2_vl_text"}, tied=False, tower=qwen2_vl_tower, flat=True

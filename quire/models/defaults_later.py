@@ -201,6 +201,20 @@ GLM_OCR: Defaults = {
     "head_dim": None,
     "max_position_embeddings": 131072,
 }
+PADDLEOCR_VL: Defaults = {
+    **PLAIN,
+    "vocab_size": 103424,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "rope_theta": 500_000.0,
+}
 GLM4V_MOE: Defaults = {
     **{key: value for key, value in GLM4_MOE.items() if key != "use_qk_norm"},
     "vocab_size": 151424,

@@ -29,7 +29,7 @@ from quire.models.granite_hybrid import HYBRID, granite_hybrid
 from quire.models.hunyuan import hunyuan
 from quire.models.left_out import later_layers, mtp, usable
 from quire.models.lfm2 import CONV, lfm2
-from quire.models.llama import llama, ministral3, qwen2, qwen2_vl, rotates, seed_oss
+from quire.models.llama import llama, ministral3, paddleocr_vl, qwen2, qwen2_vl, rotates, seed_oss
 from quire.models.llama4 import CHUNKED, llama4
 from quire.models.minicpm import minicpm
 from quire.models.minimax_m2 import minimax_m2
@@ -269,6 +269,9 @@ TEXTS: dict[str, Family] = {
         seeing=glm4_moe,
     ),
     "glm_ocr_text": Family(glm_ocr, defaults_later.GLM_OCR, left_out=later_layers, seeing=glm_ocr),
+    "paddleocr_vl_text": Family(
+        paddleocr_vl, defaults_later.PADDLEOCR_VL, only=_NO_BIAS, seeing=paddleocr_vl
+    ),
     "qwen2_vl_text": Family(qwen2_vl, defaults.QWEN2_VL, from_max_window_layers, seeing=qwen2_vl),
     "qwen3_vl_text": Family(qwen3_vl, defaults.QWEN3_VL, seeing=qwen3_vl),
     "qwen3_vl_moe_text": Family(qwen3_vl, defaults.QWEN3_VL_MOE, seeing=qwen3_vl),

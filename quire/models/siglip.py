@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from quire.errors import ConfigError
 from quire.models.config import Fields
 from quire.models.tower import add_learned, embed_patches
 from quire.program import Builder, Names, Value, ops
+
+Rotated = Callable[[Value], Value]
+_AXES = 2  # of places: rows and columns
 
 SIGLIP = {
     "hidden_size": 768,
@@ -20,24 +25,32 @@ SIGLIP = {
 }
 
 
-def siglip(b: Builder, cfg: Fields, w: Names, places: int) -> Value:
-    """Record the tower for images of one size, which have `places` patches, each with a learned position."""
+def siglip(
+    b: Builder, cfg: Fields, w: Names, learned: int, mixed: int = 1, theta: float | None = None
+) -> Value:
+    """Record the tower. Patches mix so many of the `learned` positions; with `theta` they rotate by place."""
     hidden, patch = cfg.size("hidden_size"), cfg.size("patch_size")
-    pixels = 3 * patch**2
-    given = b.record(ops.Patches(b.value((pixels + 2,)))).out
+    pixels, numbers, axes = 3 * patch**2, 2 * mixed, 0 if theta is None else _AXES
+    given = b.record(ops.Patches(b.value((pixels + numbers + axes,)))).out
     x = embed_patches(b, given, w / "embeddings.patch_embedding", (hidden, 3, patch, patch))
-    x = add_learned(b, x, b.slice(given, pixels, 2), w / "embeddings.position_embedding.weight", places)
-    return siglip_layers(b, cfg, x, w)
+    name = w / "embeddings.position_embedding.weight"
+    x = add_learned(b, x, b.slice(given, pixels, numbers), name, learned)
+    if theta is None:
+        return siglip_layers(b, cfg, x, w)
+    places = b.slice(given, pixels + numbers, axes)
+    return siglip_layers(
+        b, cfg, x, w, lambda q: b.record(ops.RotaryAt(b.value(q.shape), q, places, theta)).out
+    )
 
 
-def siglip_layers(b: Builder, cfg: Fields, x: Value, w: Names) -> Value:
-    """Record the layers of embedded patches, and the norm after them."""
+def siglip_layers(b: Builder, cfg: Fields, x: Value, w: Names, rotated: Rotated | None = None) -> Value:
+    """Record the layers of embedded patches, with queries and keys `rotated` if so, and the norm after."""
     for i in range(cfg.size("num_hidden_layers")):
-        x = _layer(b, cfg, x, w / f"encoder.layers.{i}")
+        x = _layer(b, cfg, x, w / f"encoder.layers.{i}", rotated)
     return b.layer_norm(x, w / "post_layernorm", cfg.positive("layer_norm_eps"))
 
 
-def _layer(b: Builder, cfg: Fields, x: Value, p: Names) -> Value:
+def _layer(b: Builder, cfg: Fields, x: Value, p: Names, rotated: Rotated | None) -> Value:
     """Record a layer: attention and an MLP, each after a layer norm."""
     hidden, heads = cfg.size("hidden_size"), cfg.size("num_attention_heads")
     eps = cfg.positive("layer_norm_eps")
@@ -47,6 +60,8 @@ def _layer(b: Builder, cfg: Fields, x: Value, p: Names) -> Value:
     scale = shape[1] ** -0.5
     h = b.layer_norm(x, p / "layer_norm1", eps)
     q, k, v = (b.linear(h, p / f"self_attn.{name}_proj", shape, bias=True) for name in "qkv")
+    if rotated is not None:
+        q, k = rotated(q), rotated(k)
     attended = b.record(ops.RowAttention(b.value((hidden,)), q, k, v, scale)).out
     x = b.add(x, b.linear(attended, p / "self_attn.out_proj", hidden, bias=True))
     h = b.layer_norm(x, p / "layer_norm2", eps)

@@ -21,6 +21,7 @@ from tiny_vision import (
     CONFIG_GLM4V,
     CONFIG_GLM_OCR,
     CONFIG_LFM2,
+    CONFIG_PADDLE,
     CONFIG_PIXTRAL,
     CONFIG_SMOLVLM,
     PROCESSOR,
@@ -28,6 +29,7 @@ from tiny_vision import (
     PROCESSOR4,
     PROCESSOR_GLM,
     PROCESSOR_LFM2,
+    PROCESSOR_PADDLE,
     PROCESSOR_PIXTRAL,
     PROCESSOR_SMOLVLM,
 )
@@ -108,6 +110,11 @@ GLM_OCR = _with(
     {"num_hidden_layers": 1},
     {"num_heads": 4, "depth": 1, "intermediate_size": 16},
 )
+PADDLE = _with(
+    CONFIG_PADDLE,
+    {"num_hidden_layers": 1, "rope_scaling": _ROPE},
+    _WIDE | {"num_attention_heads": 4},
+)
 PIXTRAL = _with(CONFIG_PIXTRAL, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
 LFM2 = _with(
     CONFIG_LFM2,
@@ -126,6 +133,7 @@ MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and 
     "glm4v": (GLM4V, PROCESSOR_GLM, (16, 16)),
     "glm_ocr": (GLM_OCR, PROCESSOR_GLM, (16, 16)),
     "lfm2_vl": (LFM2, PROCESSOR_LFM2, (16, 16)),
+    "paddleocr_vl": (PADDLE, PROCESSOR_PADDLE, (16, 16)),
     "smolvlm": (SMOLVLM, PROCESSOR_SMOLVLM, (18, 18)),
     "mistral3": (PIXTRAL, PROCESSOR_PIXTRAL, (16, 16)),
 }

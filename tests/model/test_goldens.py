@@ -102,6 +102,7 @@ def test_every_checkpoint_and_architecture_is_tested(shared_data: Path) -> None:
         *("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
         *("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration"),
         *("Glm46VForConditionalGeneration", "GlmOcrForConditionalGeneration"),
+        "PaddleOCRVLForConditionalGeneration",
         "Lfm2VlForConditionalGeneration",
         *("Gemma4UnifiedForCausalLM", "Gemma4ForConditionalGeneration", "Gemma3nForConditionalGeneration"),
         *("Gemma4UnifiedForConditionalGeneration", "Llama4ForConditionalGeneration"),

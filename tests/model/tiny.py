@@ -538,6 +538,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "architectures": ["GlmOcrForConditionalGeneration"],
         "text_config": {**_SIZES, "head_dim": 6, "tie_word_embeddings": True},
     },
+    "composite-paddleocr_vl": {
+        "architectures": ["PaddleOCRVLForConditionalGeneration"],
+        "model_type": "paddleocr_vl",
+        **_SIZES,
+        "tie_word_embeddings": False,
+        "vision_config": {},
+        "rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 0]},
+    },
     "llama-mqa-bias": {
         "architectures": ["LlamaForCausalLM"],
         **_SIZES,

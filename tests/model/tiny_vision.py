@@ -396,6 +396,46 @@ PROCESSOR_GLM: dict[str, Any] = {
     "size": {"shortest_edge": 2 * 4 * 64, "longest_edge": 2 * 64 * 64},
 }
 
+# As that of PaddleOCR-VL
+MARKS_PADDLE = ("<|IMAGE_START|>", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_END|>")
+TEMPLATE_PADDLE = TEMPLATE3.replace("<start_of_image>", "".join(MARKS_PADDLE))
+CONFIG_PADDLE: dict[str, Any] = {
+    "architectures": ["PaddleOCRVLForConditionalGeneration"],
+    "model_type": "paddleocr_vl",
+    "tie_word_embeddings": False,
+    "text_config": {
+        "model_type": "paddleocr_vl_text",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "max_position_embeddings": 2048,
+        "use_bias": False,
+        "rope_scaling": {"rope_type": "default", "mrope_section": [3, 4, 5]},
+    },
+    "vision_config": {
+        "hidden_size": 24,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 22,  # 5 x 5 learned positions
+        "patch_size": 4,
+        "temporal_patch_size": 2,  # as published, where one frame is meant
+    },
+}
+PROCESSOR_PADDLE: dict[str, Any] = {
+    "image_processor_type": "PaddleOCRVLImageProcessor",
+    "patch_size": 4,
+    "merge_size": 2,
+    "temporal_patch_size": 1,
+    "min_pixels": 4 * 64,
+    "max_pixels": 64 * 64,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
 
 def write_qwen3_vl(folder: Path, config: dict[str, Any] = CONFIG) -> Path:
     """Write the model."""
@@ -433,6 +473,11 @@ def write_lfm2_vl(folder: Path, config: dict[str, Any] = CONFIG_LFM2) -> Path:
 def write_glm4v(folder: Path, config: dict[str, Any] = CONFIG_GLM4V) -> Path:
     """Write the model."""
     return _write(folder, config, PROCESSOR_GLM, MARKS_GLM, TEMPLATE_GLM)
+
+
+def write_paddleocr_vl(folder: Path, config: dict[str, Any] = CONFIG_PADDLE) -> Path:
+    """Write the model."""
+    return _write(folder, config, PROCESSOR_PADDLE, MARKS_PADDLE, TEMPLATE_PADDLE)
 
 
 def write_smolvlm(folder: Path, config: dict[str, Any] = CONFIG_SMOLVLM) -> Path:

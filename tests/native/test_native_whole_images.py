@@ -22,6 +22,7 @@ from tiny_vision import (
     CONFIG_GLM4V,
     CONFIG_GLM_OCR,
     CONFIG_LFM2,
+    CONFIG_PADDLE,
     CONFIG_PIXTRAL,
     CONFIG_SMOLVLM,
     PROCESSOR,
@@ -29,6 +30,7 @@ from tiny_vision import (
     PROCESSOR4,
     PROCESSOR_GLM,
     PROCESSOR_LFM2,
+    PROCESSOR_PADDLE,
     PROCESSOR_PIXTRAL,
     PROCESSOR_SMOLVLM,
 )
@@ -74,6 +76,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "glm 4.1": (CONFIG_GLM4V, PROCESSOR_GLM, 32),
     "glm ocr": (CONFIG_GLM_OCR, PROCESSOR_GLM, 32),
     "lfm2": (CONFIG_LFM2, PROCESSOR_LFM2, 24),
+    "paddleocr": (CONFIG_PADDLE, PROCESSOR_PADDLE, 32),
     "smolvlm": (CONFIG_SMOLVLM, PROCESSOR_SMOLVLM, 18),
     "mistral 3": (CONFIG_PIXTRAL, PROCESSOR_PIXTRAL, 24),
 }

@@ -26,7 +26,7 @@ with warnings.catch_warnings():
 LENGTH = 75
 COMPOSITE = (
     *("Mistral3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe"),
-    *("Glm4v", "Glm46V", "Glm4vMoe", "GlmOcr"),
+    *("Glm4v", "Glm46V", "Glm4vMoe", "GlmOcr", "PaddleOCRVL"),
 )
 WITHOUT_CLASS = ("MiniCPM",)  # transformers has none: only the code that is published with checkpoints
 OF_TEXT = ("Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")

@@ -237,6 +237,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
             "rope_parameters": {"rope_type": "default", "mrope_section": [1, 2, 3]},
         },
     ),
+    ("tied", "PaddleOCRVL", {"head_dim": 12, "rope_parameters": {**YARN, "mrope_section": [1, 2, 3]}}),
     ("window-layers", "Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     ("window-unused", "Qwen2", {"use_sliding_window": False, "sliding_window": 9, "max_window_layers": 1}),
     (
