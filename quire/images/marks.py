@@ -11,7 +11,8 @@ class Marks:
     after all of any.
 
     Of an image in tiles, `begin` is before all, `tile` before each, with its {row} and {column} from 1 on,
-    `row_end` after each row of tiles, and `overview` before the part that is all of the image.
+    `between` the tiles of a row, `row_end` after each row, and `overview` before the part that is all of the
+    image.
     """
 
     alone: str
@@ -20,13 +21,17 @@ class Marks:
     end: str
     begin: str = ""
     row_end: str = ""
+    between: str = ""
 
     def around(self, rows: int, columns: int, count: int) -> list[str]:
         """Return the texts before each of `count` parts of an image, and that after the last."""
         if count == 1:
             return [self.alone, self.end]
         grid = [
-            [self.tile.format(row=row + 1, column=column + 1) for column in range(columns)]
+            [
+                self.between * (column > 0) + self.tile.format(row=row + 1, column=column + 1)
+                for column in range(columns)
+            ]
             for row in range(rows)
         ]
         for row in grid[1:]:

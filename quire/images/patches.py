@@ -13,7 +13,17 @@ import numpy as np
 
 from quire.errors import ConfigError
 from quire.images.learned import Learned
-from quire.images.sizes import FixedSize, KeptShape, LongestSide, SizeRule, SquareTiles, Tiles, TokenBudget
+from quire.images.normalization import Normalization
+from quire.images.sizes import (
+    CanvasTiles,
+    FixedSize,
+    KeptShape,
+    LongestSide,
+    SizeRule,
+    SquareTiles,
+    Tiles,
+    TokenBudget,
+)
 
 
 class Patching(Protocol):
@@ -50,20 +60,6 @@ class Patching(Protocol):
     def patches(self, pixels: np.ndarray) -> np.ndarray:
         """Return the patches of a resized image [height, width, 3] uint8, [T, columns] float32."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Normalization:
-    """out = (pixel * factor - mean) / std, by channel."""
-
-    factor: float = 1 / 255
-    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
-
-    def apply(self, pixels: np.ndarray) -> np.ndarray:
-        """Return pixels [height, width, 3] uint8 as float32."""
-        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
-        return (pixels.astype(np.float32) * np.float32(self.factor) - mean) / std
 
 
 class Squares:
@@ -227,6 +223,44 @@ class TiledPatches(Squares):
         used = self.size.side // self.unit * self.unit
         values = self.normalization.apply(pixels[:used, :used])
         return _in_one_grid(values, self.patch, self.merge)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassedPatches(Squares):
+    """Squares of `merge` x `merge` patches become one token (Llama 4). Images become tiles of one size.
+
+    Patches of one square follow one another, and after all of them is the place of a class. Each has a
+    learned position, whether it is the class, and its column and row, from 1 on; those of the class are 0.
+    """
+
+    patch: int
+    merge: int
+    size: CanvasTiles
+    normalization: Normalization
+    resample: int
+
+    @property
+    def most(self) -> tuple[int, int]:
+        tokens = (self.size.side // self.unit) ** 2
+        return tokens * self.merge**2 + 1, tokens
+
+    @property
+    def most_of_all(self) -> int:
+        return self.size.parts * self.most[1]
+
+    def bounded(self, max_tokens: int) -> ClassedPatches:
+        _require_tokens(self.most[1], max_tokens)
+        tiles = max(1, max_tokens // self.most[1] - 1)
+        return replace(self, size=replace(self.size, tiles=min(self.size.tiles, tiles)))
+
+    def patches(self, pixels: np.ndarray) -> np.ndarray:
+        cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
+        row, one, none = y * (pixels.shape[1] // self.patch) + x, np.ones(len(y)), np.zeros(len(y))
+        places = np.stack((row, one, none, none, x + 1, y + 1), axis=1)
+        found = np.zeros((len(y) + 1, 3 * self.patch**2 + 6), np.float32)
+        found[:-1] = np.concatenate([cut.reshape(len(y), -1), places], axis=1)
+        found[-1, -6:] = len(y), 1, 0, 1, 0, 0
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -11,8 +13,8 @@ Size = tuple[int, int]  # height and width
 
 
 class Cut(NamedTuple):
-    """An image is resized to the size `before`, if any, then to `size`, and cut into `rows` x `columns`
-    tiles, its parts.
+    """An image is resized to the size `before`, if any, then to `size`, filled up with black to that of
+    `canvas`, if any, and cut into `rows` x `columns` tiles, its parts.
 
     The last part is all of it in the size of `overview`, unless that is None. With `before` it is made of
     what is cut, else of the image as it came.
@@ -23,6 +25,7 @@ class Cut(NamedTuple):
     columns: int = 1
     overview: Size | None = None
     before: Size | None = None
+    canvas: Size | None = None
 
 
 class OnePart:
@@ -257,6 +260,12 @@ class SquareTiles:
         return rows, math.ceil(int(rows * self.side * ratio) / self.side)
 
 
+def _single(value: float) -> float:
+    """Round to float32."""
+    (rounded,) = struct.unpack("f", struct.pack("f", value))
+    return float(rounded)
+
+
 def _scaled(height: int, width: int, longest: int) -> Size:
     """Return a size with a longer side of `longest`. The other is rounded down, then up to an even one."""
     if width >= height:
@@ -264,7 +273,54 @@ def _scaled(height: int, width: int, longest: int) -> Size:
     return longest, max(1, -(-int(longest * (width / height)) // 2) * 2)
 
 
-SizeRule = FixedSize | KeptShape | TokenBudget | LongestSide | Tiles | SquareTiles
+@dataclass(frozen=True, slots=True)
+class CanvasTiles:
+    """Images keep their proportions on a canvas of at most `tiles` squares of `side` x `side` pixels, with an
+    overview if these are several. No side gets longer but for one that is shorter than a square.
+    """
+
+    side: int
+    tiles: int
+
+    @property
+    def parts(self) -> int:
+        """The maximum number of parts of an image."""
+        return self.tiles + (self.tiles > 1)
+
+    def cut(self, height: int, width: int) -> Cut:
+        """Return how an image becomes parts."""
+        rows, columns = self._grid(height, width)
+        canvas = rows * self.side, columns * self.side
+        overview = (self.side, self.side) if rows * columns > 1 else None
+        return Cut(self._size(height, width, canvas), rows, columns, overview, canvas=canvas)
+
+    def _grid(self, height: int, width: int) -> Size:
+        """Return the smallest canvas on which an image is enlarged least, or else made smaller least."""
+        found = dict[Size, float]()
+        for rows in range(1, self.tiles + 1):
+            for columns in range(1, self.tiles // rows + 1):
+                found[rows, columns] = min(rows * self.side / height, columns * self.side / width)
+        by = min((one for one in found.values() if one >= 1), default=max(found.values()))
+        return min((grid for grid, one in found.items() if one == by), key=math.prod)
+
+    def _size(self, height: int, width: int, canvas: Size) -> Size:
+        """Return the largest size on a canvas, in the precision of the model's own processor."""
+        (rows, tall, rounded_tall), (columns, wide, rounded_wide) = (
+            self._side(*sides) for sides in zip((height, width), canvas, strict=True)
+        )
+        if wide < tall:
+            return max(1, min(math.floor(rounded_wide(height * wide)), rows)), columns
+        return rows, max(1, min(math.floor(rounded_tall(width * tall)), columns))
+
+    def _side(self, side: int, most: int) -> tuple[int, float, Callable[[float], float]]:
+        """Return the pixels that a side may get, by which factor, and how products with that are rounded."""
+        longest = max(side, self.side)
+        rounded = _single if longest > most else float
+        return min(longest, most), rounded(min(longest, most) / side), rounded
+
+
+SizeRule = FixedSize | KeptShape | TokenBudget | LongestSide | Tiles | SquareTiles | CanvasTiles
 RULES: dict[str, type[SizeRule]] = {
-    rule.__name__: rule for rule in (FixedSize, KeptShape, TokenBudget, LongestSide, Tiles, SquareTiles)
+    rule.__name__: rule
+    for rule in (FixedSize, KeptShape, TokenBudget, LongestSide, Tiles, SquareTiles, CanvasTiles)
 }

@@ -10,6 +10,7 @@ from quire.models.vision_gemma4 import gemma4_tower
 from quire.models.vision_glm4v import glm4v_moe_tower, glm4v_tower, glm_ocr_tower
 from quire.models.vision_idefics3 import idefics3_tower
 from quire.models.vision_lfm2 import lfm2_vl_tower
+from quire.models.vision_llama4 import llama4_tower
 from quire.models.vision_paddleocr import paddleocr_tower
 from quire.models.vision_pixtral import pixtral_tower
 from quire.models.vision_qwen2 import qwen2_5_vl_tower, qwen2_vl_tower
@@ -42,7 +43,7 @@ COMPOSITES: dict[str, Composite] = {
     "Lfm2VlForConditionalGeneration": Composite(
         {"lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"}, True, tower=lfm2_vl_tower
     ),
-    "Llama4ForConditionalGeneration": Composite({"": "Llama4ForCausalLM"}, tied=False),
+    "Llama4ForConditionalGeneration": Composite({"": "Llama4ForCausalLM"}, tied=False, tower=llama4_tower),
     "Mistral3ForConditionalGeneration": Composite(
         {
             "mistral": "MistralForCausalLM",

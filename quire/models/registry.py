@@ -75,7 +75,7 @@ _ONLY = {"is_causal": (True,), "per_layer_config": (None,)}  # of every family
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(llama, defaults.LLAMA, seeing=llama),
     "Llama4ForCausalLM": Family(
-        llama4, defaults.LLAMA4, spelled=_EXPERTS, older=_LOCAL_EXPERTS, kinds=(CHUNKED,)
+        llama4, defaults.LLAMA4, spelled=_EXPERTS, older=_LOCAL_EXPERTS, kinds=(CHUNKED,), seeing=llama4
     ),
     "MistralForCausalLM": Family(llama, defaults.MISTRAL, seeing=llama),
     "Ministral3ForCausalLM": Family(ministral3, defaults.MINISTRAL3, seeing=ministral3),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.errors import ConfigError, quoted
-from quire.images.patches import Normalization
+from quire.images.normalization import Normalization
 from quire.models.config import Fields
 from quire.program import Builder, Names, Program, Value, WeightSpec, ops
 
@@ -55,7 +55,7 @@ def require_same(processor: Mapping[str, Any], sizes: Mapping[str, int]) -> None
             raise ConfigError(f"preprocessor_config.json: {problem}")
 
 
-def normalization(processor: Mapping[str, Any]) -> Normalization:
+def normalization(processor: Mapping[str, Any], *, halves: bool = False) -> Normalization:
     """Return how pixels become numbers. Raises ConfigError for what are no numbers of three channels."""
     plain = Normalization()
     if processor.get("do_rescale") is False:
@@ -69,7 +69,7 @@ def normalization(processor: Mapping[str, Any]) -> Normalization:
         if not numbers or len(values) != 3 or (name != "image_mean" and min(values) <= 0):
             problem = f"preprocessor_config.json: {name} = {quoted(processor.get(name))} is not usable"
             raise ConfigError(problem)
-    return Normalization(factor, tuple(mean), tuple(std))
+    return Normalization(factor, tuple(mean), tuple(std), halves)
 
 
 def image_sizes(

@@ -31,7 +31,7 @@ class Room:
 ROOMS = (
     Room(
         "core",
-        10_515,
+        10_520,
         "scheduling, the programs of all model families, and sampling: the part to read in a weekend",
         (
             "types.py",
@@ -216,7 +216,7 @@ ROOMS = (
     ),
     Room(
         "images",
-        1_895,
+        2_095,
         "images of prompts: decoding, patches, towers, positions, and how backends keep what they give",
         (
             "images",
@@ -229,6 +229,7 @@ ROOMS = (
             "models/vision_glm4v.py",
             "models/vision_idefics3.py",
             "models/vision_lfm2.py",
+            "models/vision_llama4.py",
             "models/vision_paddleocr.py",
             "models/vision_pixtral.py",
             "program/ops/images.py",

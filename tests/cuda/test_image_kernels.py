@@ -136,6 +136,7 @@ TOWERS: dict[str, dict[str, Any]] = {
     "GlmOcr": {"depth": 1},
     "Idefics3": _CLIP | {"num_attention_heads": 16, "image_size": 364, "patch_size": 14},
     "Lfm2Vl": _CLIP | {"num_attention_heads": 16},
+    "Llama4": {"hidden_size": 1408, "image_size": 336},
     "PaddleOCRVL": {},
     "Qwen3VL": _CLIP | {"num_heads": 16, "deepstack_visual_indexes": [0], "depth": 1},
     "Qwen2VL": {"depth": 1},

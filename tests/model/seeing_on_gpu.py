@@ -21,6 +21,7 @@ from tiny_vision import (
     CONFIG_GLM4V,
     CONFIG_GLM_OCR,
     CONFIG_LFM2,
+    CONFIG_LLAMA4,
     CONFIG_PADDLE,
     CONFIG_PIXTRAL,
     CONFIG_SMOLVLM,
@@ -29,6 +30,7 @@ from tiny_vision import (
     PROCESSOR4,
     PROCESSOR_GLM,
     PROCESSOR_LFM2,
+    PROCESSOR_LLAMA4,
     PROCESSOR_PADDLE,
     PROCESSOR_PIXTRAL,
     PROCESSOR_SMOLVLM,
@@ -110,6 +112,17 @@ GLM_OCR = _with(
     {"num_hidden_layers": 1},
     {"num_heads": 4, "depth": 1, "intermediate_size": 16},
 )
+LLAMA4 = _with(
+    CONFIG_LLAMA4,
+    {"intermediate_size_mlp": 16},
+    {
+        **_WIDE,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "projector_input_dim": 48,
+        "projector_output_dim": 48,
+    },
+)
 PADDLE = _with(
     CONFIG_PADDLE,
     {"num_hidden_layers": 1, "rope_scaling": _ROPE},
@@ -133,6 +146,7 @@ MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and 
     "glm4v": (GLM4V, PROCESSOR_GLM, (16, 16)),
     "glm_ocr": (GLM_OCR, PROCESSOR_GLM, (16, 16)),
     "lfm2_vl": (LFM2, PROCESSOR_LFM2, (16, 16)),
+    "llama4": (LLAMA4, PROCESSOR_LLAMA4, (16, 16)),
     "paddleocr_vl": (PADDLE, PROCESSOR_PADDLE, (16, 16)),
     "smolvlm": (SMOLVLM, PROCESSOR_SMOLVLM, (18, 18)),
     "mistral3": (PIXTRAL, PROCESSOR_PIXTRAL, (16, 16)),

@@ -20,7 +20,8 @@ from quire.errors import RequestError
 from quire.images import reader as reader_module
 from quire.images.decode_job import run
 from quire.images.learned import Learned
-from quire.images.patches import MergedPatches, NaflexPatches, Normalization
+from quire.images.normalization import Normalization
+from quire.images.patches import MergedPatches, NaflexPatches
 from quire.images.prompt import PromptImages, Source, digest, has_images, image_part, take_images
 from quire.images.prompt import given as images_given
 from quire.images.reader import ImageReader, Pixels

@@ -436,6 +436,48 @@ PROCESSOR_PADDLE: dict[str, Any] = {
     "image_std": [0.5, 0.5, 0.5],
 }
 
+# As that of Llama 4, whose processor cuts images into tiles, and writes marks between these
+TEMPLATE_LLAMA4 = TEMPLATE3.replace("<start_of_image>", "<|image|>")
+MARKS_LLAMA4 = (
+    *("<|image_start|>", "<|patch|>", "<|image_end|>", "<|image|>"),
+    *("<|tile_x_separator|>", "<|tile_y_separator|>"),
+)
+CONFIG_LLAMA4: dict[str, Any] = {
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "model_type": "llama4",
+    "text_config": {
+        "model_type": "llama4_text",
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "intermediate_size_mlp": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "moe_layers": [],
+        "no_rope_layers": [1, 0],
+        "attention_chunk_size": 20,
+        "max_position_embeddings": 2048,
+    },
+    "vision_config": {
+        "hidden_size": 24,
+        "intermediate_size": 96,  # four patches
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 4,
+        "projector_input_dim": 40,
+        "projector_output_dim": 40,
+    },
+}
+PROCESSOR_LLAMA4: dict[str, Any] = {
+    "image_processor_type": "Llama4ImageProcessorFast",
+    "size": {"height": 16, "width": 16},
+    "max_patches": 4,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
 
 def write_qwen3_vl(folder: Path, config: dict[str, Any] = CONFIG) -> Path:
     """Write the model."""
@@ -473,6 +515,11 @@ def write_lfm2_vl(folder: Path, config: dict[str, Any] = CONFIG_LFM2) -> Path:
 def write_glm4v(folder: Path, config: dict[str, Any] = CONFIG_GLM4V) -> Path:
     """Write the model."""
     return _write(folder, config, PROCESSOR_GLM, MARKS_GLM, TEMPLATE_GLM)
+
+
+def write_llama4(folder: Path, config: dict[str, Any] = CONFIG_LLAMA4) -> Path:
+    """Write the model."""
+    return _write(folder, config, PROCESSOR_LLAMA4, MARKS_LLAMA4, TEMPLATE_LLAMA4)
 
 
 def write_paddleocr_vl(folder: Path, config: dict[str, Any] = CONFIG_PADDLE) -> Path:

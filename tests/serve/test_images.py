@@ -32,6 +32,7 @@ from tiny_vision import (
     write_gemma3,
     write_gemma4,
     write_glm4v,
+    write_llama4,
     write_paddleocr_vl,
     write_pixtral,
     write_qwen3_vl,
@@ -184,6 +185,7 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
     "gemma 4, small": lambda folder: write_gemma4(folder, CONFIG4E),
     "glm 4.1": write_glm4v,
     "mistral 3": write_pixtral,
+    "llama 4": write_llama4,
     "paddleocr": lambda folder: write_paddleocr_vl(folder, flat(CONFIG_PADDLE)),
 }
 

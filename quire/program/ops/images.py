@@ -85,7 +85,10 @@ class RotaryAt(Op):
 
 @dataclass(frozen=True, slots=True)
 class JoinRows(Op):
-    """out [L, n * width] = rows of x [T, width], n of them after one another in each row; T = n L."""
+    """out [L, n * width] = rows of x [T, width], n of them after one another in each row; T >= n L.
+
+    Rows of x after these are left out, such as that of a class.
+    """
 
     x: Value
 
@@ -93,7 +96,8 @@ class JoinRows(Op):
         return 0
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
-        return inputs[0].reshape(-1, self.out.width)
+        count = len(run.batch.logit_rows) * self.out.width
+        return inputs[0].reshape(-1)[:count].reshape(-1, self.out.width)
 
 
 @dataclass(frozen=True, slots=True)
