@@ -545,7 +545,7 @@ def _write(
     (folder / "generation_config.json").write_text(json.dumps({"do_sample": False}))
     model = read_model(config, processor)
     assert model.vision is not None
-    arrays = {}
+    arrays, turned = {}, set()
     for program in (model.program, model.vision.program):
         specs, weights = program.weights(), random_weights(program)
         for name, spec in specs.items():
@@ -557,7 +557,12 @@ def _write(
                 both = np.zeros((len(array), spec.rows.period, array.shape[2]), np.float32)
                 arrays.setdefault(source, both)[:, spec.rows.of(spec.rows.period)] = array
             else:
-                arrays[source] = (array.T if spec.transposed is True else array).copy()
+                arrays[source] = array
+            if spec.transposed is True:
+                turned.add(source)
+    for source in turned:
+        arrays[source] = arrays[source].swapaxes(-1, -2)
+    arrays = {source: array.copy() for source, array in arrays.items()}
     save_file(arrays, folder / "model.safetensors", {"format": "pt"})
     return folder
 
