@@ -39,10 +39,14 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         raise ValueError("the file of the picture is damaged") from error
     rule, numbers = request["size"]
-    size, rows, columns, overview, before, middle = RULES[rule](*numbers).cut(image.height, image.width)
+    size, rows, columns, overview, before, middle, canvas = RULES[rule](*numbers).cut(
+        image.height, image.width
+    )
     first = image if before is None else _resized(image, before, request["resample"])
     resized = _resized(first, size, request["resample"])
     resized = resized if middle is None else _middle(resized, middle)
+    if canvas is not None:
+        resized = resized.crop((0, 0, canvas[1], canvas[0]))  # beyond it all is black
     height, width = resized.height // rows, resized.width // columns
     corners = [(x * width, y * height) for y in range(rows) for x in range(columns)]
     parts = [resized.crop((x, y, x + width, y + height)) for x, y in corners]

@@ -11,8 +11,8 @@ class Marks:
     after all of any.
 
     Of an image in tiles, `begin` is before all, `tile` before each, with its {row}, {column} and {number}
-    from 1 on, `row_end` after each row of tiles, and `overview` before the part that is all of the image.
-    `after` is after each part of any.
+    from 1 on, `between` the tiles of a row, `row_end` after each row, and `overview` before the part that is
+    all of the image. `after` is after each part of any.
     """
 
     alone: str
@@ -22,6 +22,7 @@ class Marks:
     begin: str = ""
     row_end: str = ""
     after: str = ""
+    between: str = ""
 
     def around(self, rows: int, columns: int, count: int) -> list[str]:
         """Return the texts before each of `count` parts of an image, and that after the last."""
@@ -30,7 +31,10 @@ class Marks:
 
     def _of_tiles(self, rows: int, columns: int, count: int) -> list[str]:
         grid = [
-            [self._tile(row, column, row * columns + column) for column in range(columns)]
+            [
+                self.between * (column > 0) + self._tile(row, column, row * columns + column)
+                for column in range(columns)
+            ]
             for row in range(rows)
         ]
         for row in grid[1:]:

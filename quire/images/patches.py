@@ -12,7 +12,10 @@ from typing import Protocol
 import numpy as np
 
 from quire.errors import ConfigError
+from quire.images.learned import Learned
+from quire.images.normalization import Normalization
 from quire.images.sizes import (
+    CanvasTiles,
     GridTiles,
     KeptShape,
     LongestSide,
@@ -60,20 +63,6 @@ class Patching(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Normalization:
-    """out = (pixel * factor - mean) / std, by channel."""
-
-    factor: float = 1 / 255
-    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
-
-    def apply(self, pixels: np.ndarray) -> np.ndarray:
-        """Return pixels [height, width, 3] uint8 as float32."""
-        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
-        return (pixels.astype(np.float32) * np.float32(self.factor) - mean) / std
-
-
 class Squares:
     """Patches of `patch` x `patch` pixels, of which squares of `merge` x `merge` become one token."""
 
@@ -104,22 +93,23 @@ class Squares:
 class MergedPatches(Squares):
     """Squares of `merge` x `merge` patches become one token (Qwen-VL). An image keeps its proportions.
 
-    Patches of one square follow one another. Each is repeated `frames` times, as if it were a film. Learned
-    positions are those of a square of `side` x `side`, stretched over the image; there are none if it is 0.
+    Patches of one square follow one another. Each is repeated `frames` times, as if it were a film, and has a
+    mix of `learned` positions, unless there are none. `enlarged` is as in KeptShape.
     """
 
     patch: int
     merge: int
     frames: int
-    side: int
+    learned: Learned | None
     min_pixels: int
     max_pixels: int
     normalization: Normalization
     resample: int = 3  # of Pillow: bicubic
+    enlarged: str = ""
 
     @property
     def size(self) -> KeptShape:
-        return KeptShape(self.unit, self.min_pixels, self.max_pixels)
+        return KeptShape(self.unit, self.min_pixels, self.max_pixels, self.enlarged)
 
     @property
     def most(self) -> tuple[int, int]:
@@ -133,23 +123,9 @@ class MergedPatches(Squares):
     def patches(self, pixels: np.ndarray) -> np.ndarray:
         cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
         cut = cut[:, :, None].repeat(self.frames, axis=2).reshape(len(cut), -1)
-        mixed = self._mixed(y, x, int(y.max()) + 1, int(x.max()) + 1) if self.side else []
+        mixed = [] if self.learned is None else self.learned.mixed(y, x)
         places = (*mixed, y, x)
         return np.concatenate([cut, np.stack(places, axis=1)], axis=1, dtype=np.float32)
-
-    def _mixed(self, y: np.ndarray, x: np.ndarray, rows: int, columns: int) -> list[np.ndarray]:
-        """Return the four rows of the table of positions around each place, and their factors."""
-        (top, bottom, down), (left, right, across) = self._stretched(y, rows), self._stretched(x, columns)
-        corners = [self.side * line + column for line in (top, bottom) for column in (left, right)]
-        factors = [v * h for v in (1 - down, down) for h in (1 - across, across)]
-        return [*corners, *factors]
-
-    def _stretched(self, at: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the positions of the grid before and after each place of a line, and how far between."""
-        exact = np.linspace(0, self.side - 1, count, dtype=np.float32)[at]
-        before = exact.astype(np.int64)
-        after = np.minimum(before + 1, self.side - 1)
-        return before, after, exact - before
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +197,44 @@ class TiledPatches(Squares):
         values = self.normalization.apply(pixels[:used, :used])
         found = _in_one_grid(values, self.patch, self.merge)
         return _beside_class(found) if self.classed else found
+
+
+@dataclass(frozen=True, slots=True)
+class ClassedPatches(Squares):
+    """Squares of `merge` x `merge` patches become one token (Llama 4). Images become tiles of one size.
+
+    Patches of one square follow one another, and after all of them is the place of a class. Each has a
+    learned position, whether it is the class, and its column and row, from 1 on; those of the class are 0.
+    """
+
+    patch: int
+    merge: int
+    size: CanvasTiles
+    normalization: Normalization
+    resample: int
+
+    @property
+    def most(self) -> tuple[int, int]:
+        tokens = (self.size.side // self.unit) ** 2
+        return tokens * self.merge**2 + 1, tokens
+
+    @property
+    def most_of_all(self) -> int:
+        return self.size.parts * self.most[1]
+
+    def bounded(self, max_tokens: int) -> ClassedPatches:
+        _require_tokens(self.most[1], max_tokens)
+        tiles = max(1, max_tokens // self.most[1] - 1)
+        return replace(self, size=replace(self.size, tiles=min(self.size.tiles, tiles)))
+
+    def patches(self, pixels: np.ndarray) -> np.ndarray:
+        cut, y, x = _in_squares(self.normalization.apply(pixels), self.patch, self.merge)
+        row, one, none = y * (pixels.shape[1] // self.patch) + x, np.ones(len(y)), np.zeros(len(y))
+        places = np.stack((row, one, none, none, x + 1, y + 1), axis=1)
+        found = np.zeros((len(y) + 1, 3 * self.patch**2 + 6), np.float32)
+        found[:-1] = np.concatenate([cut.reshape(len(y), -1), places], axis=1)
+        found[-1, -6:] = len(y), 1, 0, 1, 0, 0
+        return found
 
 
 @dataclass(frozen=True, slots=True)

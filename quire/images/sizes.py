@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -11,8 +13,9 @@ Size = tuple[int, int]  # height and width
 
 
 class Cut(NamedTuple):
-    """An image is resized to the size `before`, if any, then to `size`, and cut into `rows` x `columns`
-    tiles, its parts: all of it, or the `middle` of this size.
+    """An image is resized to the size `before`, if any, then to `size`, filled up with black to that of
+    `canvas`, if any, and cut into `rows` x `columns` tiles, its parts: all of it, or the `middle` of this
+    size.
 
     The last part is all of it in the size of `overview`, unless that is None. With `before` it is made of
     what is cut, else of the image as it came.
@@ -24,6 +27,7 @@ class Cut(NamedTuple):
     overview: Size | None = None
     before: Size | None = None
     middle: Size | None = None
+    canvas: Size | None = None
 
 
 class OnePart:
@@ -63,22 +67,29 @@ class OneSquare:
         square = self.side, self.side
         if not self.middle:
             return Cut(square)
-        _require_width(height, width)
+        _require_width((height, width), (height, width))
         rows, columns = (self.side * side // min(height, width) for side in (height, width))
         return Cut((rows, columns), middle=square)
 
 
 @dataclass(frozen=True, slots=True)
 class KeptShape(OnePart):
-    """Images keep their proportions, with sides that are multiples of `unit`, and so many pixels."""
+    """Images keep their proportions, with sides that are multiples of `unit`, and so many pixels.
+
+    Those with a side shorter than `unit` are `enlarged` first: by one factor ("once"), by the height and then
+    by the width ("twice"), or not ("").
+    """
 
     unit: int
     min_pixels: int
     max_pixels: int
+    enlarged: str = ""
 
     def of(self, height: int, width: int) -> tuple[int, int]:
         """Return the (height, width) to which an image is resized. Raises ValueError if it is too narrow."""
-        _require_width(height, width)
+        enlarged = _ENLARGED[self.enlarged](height, width, self.unit)
+        _require_width(enlarged, (height, width))
+        height, width = enlarged
         unit, area = self.unit, height * width
         rows, columns = round(height / unit), round(width / unit)
         if rows * columns * unit**2 < self.min_pixels:
@@ -90,6 +101,22 @@ class KeptShape(OnePart):
             most = max(1, self.max_pixels // unit**2)  # of narrow images, whose short side was rounded up
             rows, columns = min(rows, most), min(columns, most)
         return rows * unit, columns * unit
+
+
+def _once(height: int, width: int, unit: int) -> Size:
+    by = max(1.0, unit / height, unit / width)
+    return int(height * by), int(width * by)
+
+
+def _twice(height: int, width: int, unit: int) -> Size:
+    if height < unit:
+        height, width = unit, round(width * unit / height)
+    if width < unit:
+        height, width = round(height * unit / width), unit
+    return height, width
+
+
+_ENLARGED = {"": lambda height, width, unit: (height, width), "once": _once, "twice": _twice}
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +295,16 @@ class SquareTiles:
         return rows, math.ceil(int(rows * self.side * ratio) / self.side)
 
 
-def _require_width(height: int, width: int) -> None:
-    if max(height, width) > MAX_RATIO * min(height, width):
+def _single(value: float) -> float:
+    """Round to float32."""
+    (rounded,) = struct.unpack("f", struct.pack("f", value))
+    return float(rounded)
+
+
+def _require_width(size: Size, stated: Size) -> None:
+    """Raise ValueError if `size` is too narrow, of an image that has the `stated` one."""
+    if max(size) > MAX_RATIO * min(size):
+        height, width = stated
         raise ValueError(
             f"an image of {width} x {height} pixels is too narrow: its sides may differ by a "
             f"factor of {MAX_RATIO}"
@@ -314,8 +349,45 @@ def _scaled(height: int, width: int, longest: int) -> Size:
     return longest, max(1, -(-int(longest * (width / height)) // 2) * 2)
 
 
-SizeRule = OneSquare | KeptShape | TokenBudget | LongestSide | Tiles | GridTiles | SquareTiles
+@dataclass(frozen=True, slots=True)
+class CanvasTiles:
+    """Images keep their proportions on a canvas of at most `tiles` squares of `side` x `side` pixels, with an
+    overview if these are several. No side gets longer but for one that is shorter than a square.
+    """
+
+    side: int
+    tiles: int
+
+    @property
+    def parts(self) -> int:
+        """The maximum number of parts of an image."""
+        return self.tiles + (self.tiles > 1)
+
+    def cut(self, height: int, width: int) -> Cut:
+        """Return how an image becomes parts."""
+        rows, columns = _fitting_grid(height, width, self.side, self.tiles)
+        canvas = rows * self.side, columns * self.side
+        overview = (self.side, self.side) if rows * columns > 1 else None
+        return Cut(self._size(height, width, canvas), rows, columns, overview, canvas=canvas)
+
+    def _size(self, height: int, width: int, canvas: Size) -> Size:
+        """Return the largest size on a canvas, in the precision of the model's own processor."""
+        (rows, tall, rounded_tall), (columns, wide, rounded_wide) = (
+            self._side(*sides) for sides in zip((height, width), canvas, strict=True)
+        )
+        if wide < tall:
+            return max(1, min(math.floor(rounded_wide(height * wide)), rows)), columns
+        return rows, max(1, min(math.floor(rounded_tall(width * tall)), columns))
+
+    def _side(self, side: int, most: int) -> tuple[int, float, Callable[[float], float]]:
+        """Return the pixels that a side may get, by which factor, and how products with that are rounded."""
+        longest = max(side, self.side)
+        rounded = _single if longest > most else float
+        return min(longest, most), rounded(min(longest, most) / side), rounded
+
+
+SizeRule = OneSquare | KeptShape | TokenBudget | LongestSide | Tiles | GridTiles | SquareTiles | CanvasTiles
 RULES: dict[str, type[SizeRule]] = {
     rule.__name__: rule
-    for rule in (OneSquare, KeptShape, TokenBudget, LongestSide, Tiles, GridTiles, SquareTiles)
+    for rule in (OneSquare, KeptShape, TokenBudget, LongestSide, Tiles, GridTiles, SquareTiles, CanvasTiles)
 }

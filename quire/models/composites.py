@@ -8,10 +8,13 @@ from quire.models.vision import qwen3_vl_tower
 from quire.models.vision_cohere import aya_vision_tower, cohere2_vision_tower
 from quire.models.vision_gemma import gemma3_tower
 from quire.models.vision_gemma4 import gemma4_tower
+from quire.models.vision_glm4v import glm4v_moe_tower, glm4v_tower, glm_ocr_tower
 from quire.models.vision_idefics3 import idefics3_tower
 from quire.models.vision_internvl import internvl_tower
 from quire.models.vision_lfm2 import lfm2_vl_tower
+from quire.models.vision_llama4 import llama4_tower
 from quire.models.vision_llava import llava_tower
+from quire.models.vision_paddleocr import paddleocr_tower
 from quire.models.vision_pixtral import lighton_ocr_tower, pixtral_tower
 from quire.models.vision_qwen2 import qwen2_5_vl_tower, qwen2_vl_tower
 
@@ -28,6 +31,18 @@ COMPOSITES: dict[str, Composite] = {
     ),
     "Gemma4UnifiedForConditionalGeneration": Composite(
         {"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}, True, _TOWERS
+    ),
+    "Glm4vForConditionalGeneration": Composite(
+        {"": "glm4v_text"}, tied=False, tower=glm4v_tower, text_ties=True
+    ),
+    "Glm4vMoeForConditionalGeneration": Composite(
+        {"": "glm4v_moe_text"}, tied=False, tower=glm4v_moe_tower, text_ties=True
+    ),
+    "Glm46VForConditionalGeneration": Composite(
+        {"glm4v_text": "glm4v_text", "glm4v_moe_text": "glm4v_moe_text"}, tied=False, tower=glm4v_tower
+    ),
+    "GlmOcrForConditionalGeneration": Composite(
+        {"": "glm_ocr_text"}, tied=False, tower=glm_ocr_tower, text_ties=True
     ),
     "Idefics3ForConditionalGeneration": Composite(
         {"llama": "LlamaForCausalLM"}, tied=False, tower=idefics3_tower
@@ -46,7 +61,7 @@ COMPOSITES: dict[str, Composite] = {
     "Lfm2VlForConditionalGeneration": Composite(
         {"lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"}, True, tower=lfm2_vl_tower
     ),
-    "Llama4ForConditionalGeneration": Composite({"": "Llama4ForCausalLM"}, tied=False),
+    "Llama4ForConditionalGeneration": Composite({"": "Llama4ForCausalLM"}, tied=False, tower=llama4_tower),
     "LightOnOcrForConditionalGeneration": _LIGHTON_OCR,
     "LightOnOCRForConditionalGeneration": _LIGHTON_OCR,  # as the first of them was published
     "LlavaForConditionalGeneration": Composite(
@@ -63,6 +78,9 @@ COMPOSITES: dict[str, Composite] = {
         },
         tied=True,
         tower=pixtral_tower,
+    ),
+    "PaddleOCRVLForConditionalGeneration": Composite(
+        {"": "paddleocr_vl_text"}, tied=True, tower=paddleocr_tower, flat=True
     ),
     "Qwen2VLForConditionalGeneration": Composite(
         {"": "qwen2_vl_text"}, tied=False, tower=qwen2_vl_tower, flat=True, text_ties=True

@@ -1,8 +1,9 @@
 """DeepSeek-V2 and V3 (arXiv:2405.04434, 2412.19437), and families with their latent attention or router.
 
 The heads' keys and values are products of one cached latent (quire.program.ops.latent). Experts are chosen
-among groups, beside shared ones that every token uses; the first layers are dense. GLM-4.5 to 4.7 have the
-router without the attention (arXiv:2508.06471), MiniCPM3 and Youtu-LLM the attention without the router.
+among groups, beside shared ones that every token uses; the first layers are dense. GLM-4.5 to 4.7 and the
+text models of GLM-4.5V and 4.6V have the router without the attention (arXiv:2508.06471), MiniCPM3 and
+Youtu-LLM the attention without the router.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from quire.models.moe import (
 )
 from quire.models.prediction import Has, joined, shared_head
 from quire.models.tower import place_images
+from quire.models.vision import by_place
 from quire.program import Builder, Names, Program, Rows, Value, WeightSpec
 from quire.program.ops.experts import Routing
 from quire.program.rope import Rope, mscale
 
 Router = Callable[[ModelConfig, Names], Routing]
 _EPS = 1e-6  # of the norms of latents, whatever rms_norm_eps is
+_SECTIONS = (8, 12, 12)  # of GLM-4.5V
 
 
 def deepseek_v2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
@@ -90,21 +93,23 @@ def minicpm3(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     return b.scale(head(b, cfg, x, w), base / cfg.hidden_size)
 
 
-def glm4_moe(b: Builder, cfg: ModelConfig, w: Names) -> Value:
-    x = embed_tokens(b, cfg, w)
+def glm4_moe(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
+    x, rope = embed_tokens(b, cfg, w), cfg.rope()
+    if vision is not None:
+        x, rope = place_images(b, x), by_place(rope, cfg, _SECTIONS, in_chunks=True)
     for i in range(cfg.num_hidden_layers):
-        x = dense_attention_layer(b, cfg, i, x, w / f"model.layers.{i}")
+        x = dense_attention_layer(b, cfg, i, x, w / f"model.layers.{i}", rope)
     return head(b, cfg, x, w)
 
 
-def dense_attention_layer(b: Builder, cfg: ModelConfig, layer: int, x: Value, p: Names) -> Value:
+def dense_attention_layer(b: Builder, cfg: ModelConfig, layer: int, x: Value, p: Names, rope: Rope) -> Value:
     """Return the output of a layer with keys and values by head."""
     h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
     q, k, v = project_qkv(b, cfg, h, p / "self_attn", bias=cfg.flag("attention_bias"))
     if cfg.flag("use_qk_norm"):
         q = b.rms_norm(q, p / "self_attn.q_norm", cfg.norm_eps)
         k = b.rms_norm(k, p / "self_attn.k_norm", cfg.norm_eps)
-    q, k = rotate(b, q, k, cfg.rope())
+    q, k = rotate(b, q, k, rope)
     x = b.add(x, b.linear(b.attention(q, k, v), p / "self_attn.o_proj", cfg.hidden_size))
     h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
     return b.add(x, experts_or_mlp(b, cfg, layer, h, p / "mlp", biased_routing))
@@ -124,7 +129,7 @@ def mtp_glm4(b: Builder, cfg: ModelConfig, w: Names, has: Has) -> Program:
     """Record that of GLM-4.5 to 4.7, which does the same."""
     p = _later_layer(cfg, w)
     x = joined(b, cfg, w, p)
-    return shared_head(b, cfg, w, p, dense_attention_layer(b, cfg, _like_last(cfg), x, p))
+    return shared_head(b, cfg, w, p, dense_attention_layer(b, cfg, _like_last(cfg), x, p, cfg.rope()))
 
 
 def _later_layer(cfg: ModelConfig, w: Names) -> Names:

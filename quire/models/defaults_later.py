@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.models.defaults import LLAMA, OLMO2, PLAIN, Defaults
+from quire.models.defaults import GLM4, GLM4_MOE, LLAMA, OLMO2, PLAIN, Defaults
 
 GEMMA: Defaults = {
     **PLAIN,
@@ -183,4 +183,41 @@ MINICPM: Defaults = {  # of the code that is published with the checkpoints; tra
     "scale_emb": 1,
     "scale_depth": 1,
     "dim_model_base": 1,
+}
+GLM4V: Defaults = {
+    **{key: value for key, value in GLM4.items() if key not in ("head_dim", "attention_bias")},
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 1.0,
+    "rms_norm_eps": 1e-5,
+}
+GLM_OCR: Defaults = {
+    **GLM4V,
+    "vocab_size": 59392,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": None,
+    "max_position_embeddings": 131072,
+}
+PADDLEOCR_VL: Defaults = {
+    **PLAIN,
+    "vocab_size": 103424,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "rope_theta": 500_000.0,
+}
+GLM4V_MOE: Defaults = {
+    **{key: value for key, value in GLM4_MOE.items() if key != "use_qk_norm"},
+    "vocab_size": 151424,
+    "max_position_embeddings": 65536,
+    "attention_bias": True,
 }

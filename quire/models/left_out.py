@@ -8,7 +8,8 @@ from dataclasses import replace
 from quire.models.config import ModelConfig
 from quire.program import LeftOut
 
-_TOWERS = ("visual.*", "vision_*.*", "embed_vision.*", "multi_modal_projector.*", "connector.*")
+_PROJECTIONS = ("multi_modal_projector.*", "connector.*", "projector.*", "mlp_AR.*")
+_TOWERS = ("visual.*", "vision_*.*", "embed_vision.*", *_PROJECTIONS)
 _AUDIO = ("audio_tower.*", "embed_audio.*")
 _MOST_LATER = 4  # prediction layers after the others
 

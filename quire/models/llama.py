@@ -1,6 +1,7 @@
 """Llama 1, 2, 3 (arXiv:2302.13971, 2307.09288, 2407.21783), Mistral (2310.06825), Ministral 3, Qwen2
-(2407.10671) and the text model of Qwen2-VL (2409.12191), SmolLM3, Seed-OSS, CWM (2510.02387), Helium, Arcee:
-pre-norm blocks of attention and a gated MLP, which differ in biases, windows and rope; Arcee's has no gate.
+(2407.10671), the text models of Qwen2-VL (2409.12191) and PaddleOCR-VL (2510.14528), SmolLM3, Seed-OSS, CWM
+(2510.02387), Helium and Arcee: pre-norm blocks of attention and a gated MLP, which differ in biases, windows
+and rope; Arcee's has no gate.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def cwm(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     return _decoder(b, cfg, w, given=cfg.rope_parameters() or _CWM_LLAMA3)
 
 
-_SECTIONS = (16, 24, 24)  # of Qwen2-VL
+_SECTIONS = (16, 24, 24)  # of Qwen2-VL and PaddleOCR-VL
 
 
 def qwen2_vl(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
@@ -65,6 +66,10 @@ def qwen2_vl(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = Non
     if given.get("rope_type", given.get("type")) == "mrope":
         given["rope_type"] = "default"
     return _decoder(b, cfg, w, qkv_bias=True, given=given, vision=vision, sections=_SECTIONS)
+
+
+def paddleocr_vl(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
+    return _decoder(b, cfg, w, vision=vision, sections=_SECTIONS)
 
 
 # Default rope parameters of Ministral 3.

@@ -6,9 +6,11 @@ one.
 from __future__ import annotations
 
 from quire.errors import ConfigError
+from quire.images.vision import Vision
 from quire.models.config import ModelConfig
 from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, rotate
 from quire.models.moe import fused_experts
+from quire.models.tower import place_images
 from quire.program import Builder, Names, Value
 from quire.program.ops.experts import Routing
 from quire.program.rope import Rope
@@ -16,8 +18,9 @@ from quire.program.rope import Rope
 CHUNKED = "chunked_attention"
 
 
-def llama4(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+def llama4(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
     rope, x = cfg.rope(interleaved=True), embed_tokens(b, cfg, w)
+    x = x if vision is None else place_images(b, x)
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)

@@ -22,14 +22,14 @@ from quire.models.gemma import gemma, gemma2, gemma3
 from quire.models.gemma3n import gemma3n
 from quire.models.gemma3n import unused as unused3n
 from quire.models.gemma4 import gemma4, of_shared_layers
-from quire.models.glm4 import glm4
+from quire.models.glm4 import glm4, glm4v, glm_ocr
 from quire.models.gpt2 import gpt2
 from quire.models.granite import granite
 from quire.models.granite_hybrid import HYBRID, granite_hybrid
 from quire.models.hunyuan import hunyuan
 from quire.models.left_out import later_layers, mtp, usable
 from quire.models.lfm2 import CONV, lfm2
-from quire.models.llama import llama, ministral3, qwen2, qwen2_vl, rotates, seed_oss
+from quire.models.llama import llama, ministral3, paddleocr_vl, qwen2, qwen2_vl, rotates, seed_oss
 from quire.models.llama4 import CHUNKED, llama4
 from quire.models.minicpm import minicpm
 from quire.models.minimax_m2 import minimax_m2
@@ -75,7 +75,7 @@ _ONLY = {"is_causal": (True,), "per_layer_config": (None,)}  # of every family
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(llama, defaults.LLAMA, seeing=llama),
     "Llama4ForCausalLM": Family(
-        llama4, defaults.LLAMA4, spelled=_EXPERTS, older=_LOCAL_EXPERTS, kinds=(CHUNKED,)
+        llama4, defaults.LLAMA4, spelled=_EXPERTS, older=_LOCAL_EXPERTS, kinds=(CHUNKED,), seeing=llama4
     ),
     "MistralForCausalLM": Family(llama, defaults.MISTRAL, seeing=llama),
     "Ministral3ForCausalLM": Family(ministral3, defaults.MINISTRAL3, seeing=ministral3),
@@ -266,6 +266,19 @@ FAMILIES: dict[str, Family] = {
 }
 # Text models that only composites have, by their model_type
 TEXTS: dict[str, Family] = {
+    "glm4v_text": Family(glm4v, defaults_later.GLM4V, seeing=glm4v),
+    "glm4v_moe_text": Family(
+        glm4_moe,
+        defaults_later.GLM4V_MOE,
+        spelled=_ROUTED,
+        only={"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
+        left_out=later_layers,
+        seeing=glm4_moe,
+    ),
+    "glm_ocr_text": Family(glm_ocr, defaults_later.GLM_OCR, left_out=later_layers, seeing=glm_ocr),
+    "paddleocr_vl_text": Family(
+        paddleocr_vl, defaults_later.PADDLEOCR_VL, only=_NO_BIAS, seeing=paddleocr_vl
+    ),
     "qwen2_vl_text": Family(qwen2_vl, defaults.QWEN2_VL, from_max_window_layers, seeing=qwen2_vl),
     "qwen3_vl_text": Family(qwen3_vl, defaults.QWEN3_VL, seeing=qwen3_vl),
     "qwen3_vl_moe_text": Family(qwen3_vl, defaults.QWEN3_VL_MOE, seeing=qwen3_vl),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from quire.errors import ConfigError
 from quire.models.config import Fields
-from quire.models.tower import activate, embed_beside_class, embed_patches
+from quire.models.tower import activate, add_learned, embed_beside_class, embed_patches
 from quire.program import Builder, Names, Value, WeightSpec, ops
+
+Rotated = Callable[[Value], Value]
+_AXES = 2  # of places: rows and columns
 
 SIGLIP = {
     "hidden_size": 768,
@@ -31,13 +36,26 @@ def siglip(b: Builder, cfg: Fields, w: Names, places: int) -> Value:
 
 def siglip_patches(b: Builder, cfg: Fields, w: Names, places: int) -> Value:
     """Record what is before the layers."""
+    return _patches(b, cfg, w, places, mixed=1, axes=0)[0]
+
+
+def siglip_rotated(b: Builder, cfg: Fields, w: Names, learned: int, mixed: int, theta: float) -> Value:
+    """Record the tower for images of any size: patches mix `mixed` of the `learned` positions, and rotate."""
+    x, places = _patches(b, cfg, w, learned, mixed, _AXES)
+    return siglip_layers(
+        b, cfg, x, w, lambda q: b.record(ops.RotaryAt(b.value(q.shape), q, places, theta)).out
+    )
+
+
+def _patches(b: Builder, cfg: Fields, w: Names, learned: int, mixed: int, axes: int) -> tuple[Value, Value]:
+    """Return embedded patches, and their places: the last `axes` numbers, or all that is given if 0."""
     hidden, patch = cfg.size("hidden_size"), cfg.size("patch_size")
-    pixels = 3 * patch**2
-    given = b.record(ops.Patches(b.value((pixels + 2,)))).out
+    pixels, numbers = 3 * patch**2, 2 * mixed
+    given = b.record(ops.Patches(b.value((pixels + numbers + axes,)))).out
     x = embed_patches(b, given, w / "embeddings.patch_embedding", (hidden, 3, patch, patch))
     name = w / "embeddings.position_embedding.weight"
-    table = WeightSpec(name, (places, hidden), (name,))
-    return b.add(x, b.record(ops.MixedRows(b.value((hidden,)), b.slice(given, pixels, 2), table)).out)
+    x = add_learned(b, x, b.slice(given, pixels, numbers), name, learned)
+    return x, b.slice(given, pixels + numbers, axes) if axes else given
 
 
 def clip_patches(b: Builder, cfg: Fields, w: Names, places: int) -> Value:
@@ -50,20 +68,22 @@ def clip_patches(b: Builder, cfg: Fields, w: Names, places: int) -> Value:
     return b.layer_norm(x, w / "pre_layrnorm", cfg.positive("layer_norm_eps"))
 
 
-def encoder_layers(b: Builder, cfg: Fields, x: Value, w: Names, count: int) -> Value:
-    """Record the first layers of embedded patches."""
+def encoder_layers(
+    b: Builder, cfg: Fields, x: Value, w: Names, count: int, rotated: Rotated | None = None
+) -> Value:
+    """Record the first layers of embedded patches, with queries and keys `rotated` if so."""
     for i in range(count):
-        x = _layer(b, cfg, x, w / f"encoder.layers.{i}")
+        x = _layer(b, cfg, x, w / f"encoder.layers.{i}", rotated)
     return x
 
 
-def siglip_layers(b: Builder, cfg: Fields, x: Value, w: Names) -> Value:
-    """Record the layers of embedded patches, and the norm after them."""
-    x = encoder_layers(b, cfg, x, w, cfg.size("num_hidden_layers"))
+def siglip_layers(b: Builder, cfg: Fields, x: Value, w: Names, rotated: Rotated | None = None) -> Value:
+    """Record the layers of embedded patches, with queries and keys `rotated` if so, and the norm after."""
+    x = encoder_layers(b, cfg, x, w, cfg.size("num_hidden_layers"), rotated)
     return b.layer_norm(x, w / "post_layernorm", cfg.positive("layer_norm_eps"))
 
 
-def _layer(b: Builder, cfg: Fields, x: Value, p: Names) -> Value:
+def _layer(b: Builder, cfg: Fields, x: Value, p: Names, rotated: Rotated | None) -> Value:
     """Record a layer: attention and an MLP, each after a layer norm."""
     hidden, heads = cfg.size("hidden_size"), cfg.size("num_attention_heads")
     eps = cfg.positive("layer_norm_eps")
@@ -73,6 +93,8 @@ def _layer(b: Builder, cfg: Fields, x: Value, p: Names) -> Value:
     scale = shape[1] ** -0.5
     h = b.layer_norm(x, p / "layer_norm1", eps)
     q, k, v = (b.linear(h, p / f"self_attn.{name}_proj", shape, bias=True) for name in "qkv")
+    if rotated is not None:
+        q, k = rotated(q), rotated(k)
     attended = b.record(ops.RowAttention(b.value((hidden,)), q, k, v, scale)).out
     x = b.add(x, b.linear(attended, p / "self_attn.out_proj", hidden, bias=True))
     h = b.layer_norm(x, p / "layer_norm2", eps)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from quire.errors import ConfigError, quoted
-from quire.images.patches import Normalization, TiledPatches
+from quire.images.normalization import Normalization
+from quire.images.patches import TiledPatches
 from quire.images.sizes import GridTiles
 from quire.models.config import Fields
 from quire.program import Builder, Names, Program, Value, WeightSpec, ops
@@ -41,6 +42,12 @@ def embed_patches(b: Builder, given: Value, w: Names, shape: tuple[int, ...], *,
     added = WeightSpec(w / "bias", shape[:1], (w / "bias",)) if bias else None
     x = b.slice(given, 0, pixels)
     return b.record(ops.Linear(b.value(shape[:1]), x, weight, added)).out
+
+
+def add_learned(b: Builder, x: Value, mixed: Value, name: Names, number: int) -> Value:
+    """Add to patches x a mix of the `number` learned positions in a table, as MixedRows takes it."""
+    table = WeightSpec(name, (number, x.width), (name,))
+    return b.add(x, b.record(ops.MixedRows(b.value((x.width,)), mixed, table)).out)
 
 
 def embed_beside_class(
@@ -126,7 +133,7 @@ def require_same(processor: Mapping[str, Any], sizes: Mapping[str, Any]) -> None
             raise ConfigError(f"preprocessor_config.json: {problem}")
 
 
-def normalization(processor: Mapping[str, Any]) -> Normalization:
+def normalization(processor: Mapping[str, Any], *, halves: bool = False) -> Normalization:
     """Return how pixels become numbers. Raises ConfigError for what are no numbers of three channels."""
     plain = Normalization()
     if processor.get("do_rescale") is False:
@@ -140,16 +147,18 @@ def normalization(processor: Mapping[str, Any]) -> Normalization:
         if not numbers or len(values) != 3 or (name != "image_mean" and min(values) <= 0):
             problem = f"preprocessor_config.json: {name} = {quoted(processor.get(name))} is not usable"
             raise ConfigError(problem)
-    return Normalization(factor, tuple(mean), tuple(std))
+    return Normalization(factor, tuple(mean), tuple(std), halves)
 
 
-def image_sizes(processor: Mapping[str, Any]) -> tuple[int, int]:
+def image_sizes(
+    processor: Mapping[str, Any], default: tuple[int, int] = (56 * 56, 28 * 28 * 1280)
+) -> tuple[int, int]:
     """Return the fewest and most pixels of a resized image."""
     size = processor.get("size")
     size = size if isinstance(size, Mapping) else {}
     stated = {key: value for key, value in {**size, **processor}.items() if value is not None}
-    least = stated.get("min_pixels", stated.get("shortest_edge", 56 * 56))
-    most = stated.get("max_pixels", stated.get("longest_edge", 28 * 28 * 1280))
+    least = stated.get("min_pixels", stated.get("shortest_edge", default[0]))
+    most = stated.get("max_pixels", stated.get("longest_edge", default[1]))
     for value in (least, most):
         if type(value) is not int or value < 1:
             raise ConfigError(f"preprocessor_config.json: {quoted(value)} is not a number of pixels")

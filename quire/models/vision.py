@@ -11,11 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from quire.errors import ConfigError, quoted
+from quire.images.learned import Learned
 from quire.images.patches import MergedPatches
 from quire.images.vision import Vision
 from quire.models.config import Fields, ModelConfig
 from quire.models.pooling import attend_both
 from quire.models.tower import (
+    add_learned,
     clip_pixels,
     embed_patches,
     image_sizes,
@@ -24,7 +26,7 @@ from quire.models.tower import (
     tower_fields,
     unquantized,
 )
-from quire.program import Builder, Names, Value, WeightSpec, ops
+from quire.program import Builder, Names, Value, ops
 from quire.program.rope import Rope
 
 _EPS = 1e-6
@@ -42,7 +44,7 @@ _QWEN3_VL = {
     "num_position_embeddings": 2304,
     "deepstack_visual_indexes": (),
 }
-_CORNERS, _AXES, _THETA = 4, 2, 10_000.0
+_AXES, _THETA = 2, 10_000.0
 
 
 def qwen3_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
@@ -53,15 +55,13 @@ def qwen3_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visi
     side = int(cfg.size("num_position_embeddings") ** 0.5)
     if hidden % (4 * heads) or channels != 3 or side**2 != cfg.size("num_position_embeddings"):
         raise ConfigError(f"config.json: vision_config: {hidden} numbers in {heads} heads are not supported")
-    act, theta = str(cfg.get("hidden_act")), theta_of(cfg, _THETA)
+    act, theta, learned = str(cfg.get("hidden_act")), theta_of(cfg, _THETA), Learned(side, ends=True)
     w, b = Names("model.visual"), Builder()
-    pixels = channels * frames * patch**2
-    given = b.record(ops.Patches(b.value((pixels + 2 * _CORNERS + _AXES,)))).out
+    pixels, numbers = channels * frames * patch**2, 2 * learned.number
+    given = b.record(ops.Patches(b.value((pixels + numbers + _AXES,)))).out
     x = embed_patches(b, given, w / "patch_embed.proj", (hidden, channels, frames, patch, patch))
-    table = WeightSpec(w / "pos_embed.weight", (side**2, hidden), (w / "pos_embed.weight",))
-    mixed = ops.MixedRows(b.value((hidden,)), b.slice(given, pixels, 2 * _CORNERS), table)
-    x = b.add(x, b.record(mixed).out)
-    places = b.slice(given, pixels + 2 * _CORNERS, _AXES)
+    x = add_learned(b, x, b.slice(given, pixels, numbers), w / "pos_embed.weight", side**2)
+    places = b.slice(given, pixels + numbers, _AXES)
     deep, found = cfg.integers("deepstack_visual_indexes"), list[Value]()
     for i in range(cfg.size("depth")):
         p = w / f"blocks.{i}"
@@ -77,7 +77,7 @@ def qwen3_vl_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Visi
     out = _merged(b, cfg, x, w / "merger", after=False)
     for more in found:
         out = b.record(ops.Join(b.value((out.width + more.width,), "L"), out, more)).out
-    patching = MergedPatches(patch, merge, frames, side, *image_sizes(processor), *clip_pixels(processor))
+    patching = MergedPatches(patch, merge, frames, learned, *image_sizes(processor), *clip_pixels(processor))
     return Vision(unquantized(b.program(out)), patching, token, len(found))
 
 

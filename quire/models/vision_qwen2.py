@@ -121,5 +121,5 @@ def _tower(
     x = b.record(ops.JoinRows(b.value((width * merge**2,), "L"), x)).out
     x = b.activation(b.linear(x, w / "merger.mlp.0", x.width, bias=True), "gelu")
     out = b.linear(x, w / "merger.mlp.2", out_width, bias=True)
-    patching = MergedPatches(patch, merge, frames, 0, *image_sizes(processor), *clip_pixels(processor))
+    patching = MergedPatches(patch, merge, frames, None, *image_sizes(processor), *clip_pixels(processor))
     return Vision(unquantized(b.program(out)), patching, image_token(raw, _TOKEN), windows=windows)

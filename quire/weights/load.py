@@ -62,9 +62,7 @@ def canonical(spec: WeightSpec, weight: StoredWeight) -> StoredWeight:
     """Return a view of one source with the axes and outputs that the program needs."""
     spec = as_stored(spec, weight)
     axis = outputs_axis(spec, weight.shape)
-    if spec.stored:
-        return Dense(weight.floats().reshape(spec.shape))
-    if spec.turns > 1:
+    if spec.stored or spec.turns > 1:
         alternating = weight.floats().reshape(spec.shape[0], -1, spec.turns)
         return Dense(alternating.swapaxes(1, 2).reshape(spec.shape))
     if spec.transposed:

@@ -14,6 +14,7 @@ _TOWER = {
     "vision_tower.": "model.vision_tower.",
     "multi_modal_projector.": "model.multi_modal_projector.",
     "visual.": "model.visual.",
+    "mlp_AR.": "model.projector.",  # PaddleOCR-VL
 }
 # Ways of storing a decoder: beginnings of names in the files, and what they are called in a program
 LAYOUTS: tuple[dict[str, str], ...] = (

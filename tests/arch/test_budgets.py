@@ -31,7 +31,7 @@ class Room:
 ROOMS = (
     Room(
         "core",
-        10_535,
+        10_635,
         "scheduling, the programs of all model families, and sampling: the part to read in a weekend",
         (
             "types.py",
@@ -152,7 +152,7 @@ ROOMS = (
     ),
     Room(
         "gguf",
-        3_265,
+        3_315,
         "GGUF files: container, blocks, configuration, tokenizers, pooling: could be deleted, with its lines "
         "in weights/hub.py",
         ("weights/gguf",),
@@ -217,7 +217,7 @@ ROOMS = (
     ),
     Room(
         "images",
-        2_065,
+        2_485,
         "images of prompts: decoding, patches, towers, positions, and how backends keep what they give",
         (
             "images",
@@ -228,10 +228,13 @@ ROOMS = (
             "models/vision_cohere.py",
             "models/vision_gemma.py",
             "models/vision_gemma4.py",
+            "models/vision_glm4v.py",
             "models/vision_idefics3.py",
             "models/vision_internvl.py",
             "models/vision_lfm2.py",
             "models/vision_llava.py",
+            "models/vision_llama4.py",
+            "models/vision_paddleocr.py",
             "models/vision_pixtral.py",
             "program/ops/images.py",
             "backends/slot_images.py",

@@ -132,12 +132,16 @@ def test_embeddings_are_placed(added: bool) -> None:
 _CLIP = {"hidden_size": 1152, "intermediate_size": 4304}
 TOWERS: dict[str, dict[str, Any]] = {
     "Gemma3": _CLIP | {"num_attention_heads": 16, "image_size": 896, "patch_size": 14},
+    "Glm4v": {"depth": 1},
+    "GlmOcr": {"depth": 1},
     "Idefics3": _CLIP | {"num_attention_heads": 16, "image_size": 364, "patch_size": 14},
     "AyaVision": _CLIP | {"num_attention_heads": 16, "image_size": 364, "patch_size": 14},
     "Cohere2Vision": _CLIP | {"num_attention_heads": 12, "image_size": 512, "patch_size": 16},
     "InternVL": {},
     "Llava": {"hidden_size": 1024, "num_attention_heads": 16, "image_size": 336, "patch_size": 14},
     "Lfm2Vl": _CLIP | {"num_attention_heads": 16},
+    "Llama4": {"hidden_size": 1408, "image_size": 336},
+    "PaddleOCRVL": {},
     "Qwen3VL": _CLIP | {"num_heads": 16, "deepstack_visual_indexes": [0], "depth": 1},
     "Qwen2VL": {"depth": 1},
     "Qwen2_5_VL": {"hidden_size": 1280, "depth": 2, "fullatt_block_indexes": [1]},
@@ -148,7 +152,7 @@ TOWERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", TOWERS)
 @pytest.mark.parametrize("halves", [True, False])
 def test_every_launch_of_a_published_tower_was_compiled(name: str, halves: bool) -> None:
-    heads = {"num_attention_heads": 20, "num_key_value_heads": 4}
+    heads = {"num_attention_heads": 20, "num_key_value_heads": 4, "partial_rotary_factor": 0.5}
     text = {"hidden_size": 2560, "num_hidden_layers": 1, "vocab_size": 99} | heads
     config: dict[str, Any] = {"architectures": [f"{name}ForConditionalGeneration"], "image_token_id": 9}
     config |= {"text_config": text, "vision_config": {"num_hidden_layers": 1} | TOWERS[name]}

@@ -240,7 +240,7 @@ def rope_divisors(architecture: str, config: Config) -> dict[str, np.ndarray]:
         }
     if architecture == "gemma4":
         return {"rope_freqs.weight": np.array([1.0] * 4 + [1e30] * 12)}
-    if architecture != "llama4":
+    if architecture != "llama4" or "rope_scaling" not in config:
         return {}
     scaling = config["rope_scaling"]
     waves = 2 * np.pi * config["rope_theta"] ** (np.arange(0, config["head_dim"], 2) / config["head_dim"])

@@ -16,7 +16,9 @@ from safetensors.numpy import load_file
 from test_gguf_families import converted, metadata_of
 
 Arrays = dict[str, np.ndarray]
-_TOWER = re.compile(r"model\.(visual|vision_(tower|model)|connector|multi_modal_projector|embed_vision)\.")
+_TOWER = re.compile(
+    r"(model\.(visual|vision_(tower|model)|connector|multi_modal_projector|embed_vision)|vision_model)\."
+)
 _PROJECTORS = {
     "qwen2_vl": "qwen2vl_merger",
     "qwen2_5_vl": "qwen2.5vl_merger",
@@ -26,6 +28,7 @@ _PROJECTORS = {
     "mistral3": "pixtral",
     "lfm2_vl": "lfm2",
     "smolvlm": "idefics3",
+    "llama4": "llama4",
 }
 _GEMMA4 = {
     "input_layernorm": "ln1",
@@ -86,6 +89,10 @@ _WHOLE = {
     "model.vision_model.embeddings.position_embedding": "v.position_embd",
     "model.vision_model.post_layernorm": "v.post_ln",
     "model.connector.modality_projection.proj": "mm.model.fc",
+    "vision_model.layernorm_pre": "v.pre_ln",
+    "vision_model.layernorm_post": "v.post_ln",
+    "vision_model.vision_adapter.mlp.fc1": "mm.model.mlp.1",
+    "vision_model.vision_adapter.mlp.fc2": "mm.model.mlp.2",
     "model.multi_modal_projector.linear_1": "mm.1",
     "model.multi_modal_projector.linear_2": "mm.2",
 }
@@ -103,6 +110,9 @@ _ROPE = {"rope_theta": 10000.0}
 _ODD = {
     "model.multi_modal_projector.mm_input_projection_weight": "mm.input_projection.weight",
     "model.vision_tower.patch_embedder.position_embedding_table": "v.position_embd.weight",
+    "vision_model.patch_embedding.linear.weight": "v.patch_embd.weight",
+    "vision_model.class_embedding": "v.class_embd",
+    "vision_model.positional_embedding_vlm": "v.position_embd.weight",
     "model.vision_tower.std_bias": "v.std_bias",
     "model.vision_tower.std_scale": "v.std_scale",
 }
@@ -149,7 +159,7 @@ def _written(path: Path, metadata: dict[str, Any], tensors: Arrays) -> Path:
 
 def _text_model(folder: Path, config: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
     kind, own = config["model_type"], config["text_config"]
-    if kind in ("gemma4", "lfm2_vl"):
+    if kind in ("gemma4", "lfm2_vl", "llama4"):
         return converted_later(folder)
     architecture = _TEXTS[own["model_type"]]
     plain = {name: array for name, array in arrays.items() if ".experts." not in name}
@@ -222,7 +232,7 @@ def tower(config: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Array
         keys["spatial_merge_size"] = 2
     if whole := own.get("fullatt_block_indexes"):
         keys |= {"n_wa_pattern": whole[0] + 1, "window_size": own["window_size"]}
-    if kind in ("lfm2_vl", "smolvlm"):
+    if kind in ("lfm2_vl", "smolvlm", "llama4"):
         keys["projector.scale_factor"] = 2
     if kind == "gemma3":
         keys["projector.scale_factor"] = own["image_size"] // own["patch_size"] // 4
@@ -241,6 +251,8 @@ def _tensors_of(own: dict[str, Any], name: str, array: np.ndarray) -> Arrays:
     if name in _ODD:
         return {_ODD[name]: array}
     module, _, end = name.rpartition(".")
+    if "projector_input_dim" in own and module.endswith("linear_1"):  # of Llama 4
+        return {f"mm.model.fc.{end}": array}
     if name == "model.visual.patch_embed.proj.weight":
         return {"v.patch_embd.weight": array[:, :, 0], "v.patch_embd.weight.1": array[:, :, 1]}
     if "patch_embed" in name and name.endswith("weight") and array.ndim == 2:
@@ -255,6 +267,7 @@ def _tensors_of(own: dict[str, Any], name: str, array: np.ndarray) -> Arrays:
         return {f"v.blk.{found[2]}.attn_{part}.{end}": third for part, third in parts}
     names = {f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"}
     names |= {**_GEMMA4, **_QWEN, **_SIGLIP, **_PIXTRAL}
+    names |= {"post_attention_layernorm": "ln2"} if "projector_input_dim" in own else {}
     layer, part = f"v.blk.{found[2]}", names[found[3]]
     if found[3] in ("attention.q_proj", "attention.k_proj"):  # pairs that rotate together, one by one
         of_heads = array.reshape(own["num_attention_heads"], 2, -1, array.shape[1])

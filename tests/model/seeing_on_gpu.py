@@ -19,20 +19,27 @@ from tiny_vision import (
     CONFIG4E,
     CONFIG25,
     CONFIG_AYA,
+    CONFIG_GLM4V,
+    CONFIG_GLM_OCR,
     CONFIG_INTERNVL,
     CONFIG_LFM2,
     CONFIG_LIGHTON,
+    CONFIG_LLAMA4,
     CONFIG_LLAVA,
+    CONFIG_PADDLE,
     CONFIG_PIXTRAL,
     CONFIG_SMOLVLM,
     PROCESSOR,
     PROCESSOR3,
     PROCESSOR4,
     PROCESSOR_COHERE,
+    PROCESSOR_GLM,
     PROCESSOR_INTERNVL,
     PROCESSOR_LFM2,
     PROCESSOR_LIGHTON,
+    PROCESSOR_LLAMA4,
     PROCESSOR_LLAVA,
+    PROCESSOR_PADDLE,
     PROCESSOR_PIXTRAL,
     PROCESSOR_SMOLVLM,
 )
@@ -102,6 +109,33 @@ GEMMA4_SMALL = _with(
     },
     _WIDE | {"num_attention_heads": 4},
 )
+# Cubic positions and joined patches; norms of heads and biases in the tower.
+GLM4V = _with(
+    CONFIG_GLM4V,
+    {"num_hidden_layers": 1},
+    {"num_heads": 4, "depth": 1, "intermediate_size": 16},
+)
+GLM_OCR = _with(
+    CONFIG_GLM_OCR,
+    {"num_hidden_layers": 1},
+    {"num_heads": 4, "depth": 1, "intermediate_size": 16},
+)
+LLAMA4 = _with(
+    CONFIG_LLAMA4,
+    {"intermediate_size_mlp": 16},
+    {
+        **_WIDE,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "projector_input_dim": 48,
+        "projector_output_dim": 48,
+    },
+)
+PADDLE = _with(
+    CONFIG_PADDLE,
+    {"num_hidden_layers": 1, "rope_scaling": _ROPE},
+    _WIDE | {"num_attention_heads": 4},
+)
 PIXTRAL = _with(CONFIG_PIXTRAL, {"num_hidden_layers": 1}, _WIDE | {"num_attention_heads": 4})
 LFM2 = _with(
     CONFIG_LFM2,
@@ -126,7 +160,11 @@ MODELS: dict[str, tuple[Json, Json, tuple[int, int]]] = {  # and the height and 
     "gemma3": (GEMMA3, SMALL_IMAGES, (24, 24)),
     "gemma4": (GEMMA4, PROCESSOR4, (12, 24)),
     "gemma4_small": (GEMMA4_SMALL, PROCESSOR4, (12, 24)),
+    "glm4v": (GLM4V, PROCESSOR_GLM, (16, 16)),
+    "glm_ocr": (GLM_OCR, PROCESSOR_GLM, (16, 16)),
     "lfm2_vl": (LFM2, PROCESSOR_LFM2, (16, 16)),
+    "llama4": (LLAMA4, PROCESSOR_LLAMA4, (16, 16)),
+    "paddleocr_vl": (PADDLE, PROCESSOR_PADDLE, (16, 16)),
     "smolvlm": (SMOLVLM, PROCESSOR_SMOLVLM, (18, 18)),
     "internvl": (INTERNVL, PROCESSOR_INTERNVL, (16, 16)),
     "lighton_ocr": (LIGHTON, PROCESSOR_LIGHTON, (20, 12)),

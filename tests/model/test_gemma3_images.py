@@ -13,7 +13,7 @@ from tiny_vision import CONFIG3, MARKS3, PROCESSOR3, data_url, picture, write_ge
 
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError, RequestError
-from quire.images.patches import Normalization
+from quire.images.normalization import Normalization
 from quire.images.vision import Vision
 from quire.models import read_model
 

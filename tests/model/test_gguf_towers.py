@@ -14,7 +14,7 @@ from gguf_towers import write_both
 
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError
-from quire.images.sizes import SquareTiles, Tiles
+from quire.images.sizes import CanvasTiles, SquareTiles, Tiles
 from quire.models import Model, read_model
 from quire.program import Program, ops
 from quire.weights.hub import open_model
@@ -90,8 +90,25 @@ SMOLVLM = {
     **own.CONFIG_SMOLVLM,
     "text_config": {**own.CONFIG_SMOLVLM["text_config"], "rope_theta": 1e6},
 }
+LLAMA4 = {
+    **own.CONFIG_LLAMA4,
+    "text_config": {
+        **{
+            key: value
+            for key, value in own.CONFIG_LLAMA4["text_config"].items()
+            if key not in ("moe_layers", "no_rope_layers", "attention_chunk_size")
+        },
+        "num_hidden_layers": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+    },
+}
 OF_LFM2 = {"min_image_tokens", "max_image_tokens", "tile_size", "max_tiles", "max_pixels_tolerance"}
-HOMES = {"lfm2_vl": "lfm2"}  # names of folders, by which files of some families are converted
+# Names of folders, by which files of some families are converted
+HOMES = {"lfm2_vl": "lfm2", "llama4": "llama4"}
 SEEING: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "qwen2_vl": (own.write_qwen3_vl, QWEN2),
     "qwen2_5_vl": (own.write_qwen3_vl, QWEN25),
@@ -102,6 +119,7 @@ SEEING: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "gemma4e": (own.write_gemma4, GEMMA4E),
     "lfm2_vl": (own.write_lfm2_vl, LFM2),
     "smolvlm": (own.write_smolvlm, SMOLVLM),
+    "llama4": (own.write_llama4, LLAMA4),
     "ministral3": (own.write_pixtral, MINISTRAL3),
     "mistral3": (own.write_pixtral, MISTRAL3),
 }
@@ -145,13 +163,14 @@ def test_both_programs_and_their_weights(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4", "mistral3", "lfm2_vl", "smolvlm"]
+    "name", ["qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4", "mistral3", "lfm2_vl", "smolvlm", "llama4"]
 )
 def test_answers_about_an_image(name: str, tmp_path: Path) -> None:
     """With images of one size for both: a file states no least number of pixels, or most tokens."""
     folder = checkpoint(name, tmp_path / HOMES.get(name, "gemma4_e"))
     if name not in ("gemma3", "smolvlm"):
-        unstated = {"gemma4": {"max_soft_tokens"}, "lfm2_vl": OF_LFM2}.get(name, {"size"})
+        not_in_files = {"gemma4": {"max_soft_tokens"}, "lfm2_vl": OF_LFM2, "llama4": {"max_patches"}}
+        unstated = not_in_files.get(name, {"size"})
         path = folder / "preprocessor_config.json"
         stated = json.loads(path.read_text())
         path.write_text(json.dumps({key: value for key, value in stated.items() if key not in unstated}))
@@ -229,6 +248,9 @@ def test_how_images_are_cut_that_files_do_not_say(tmp_path: Path) -> None:
     smolvlm = vision_of(seen(write_both(checkpoint("smolvlm", tmp_path / "plain"), tmp_path / "other")))
     assert smolvlm.patching.size == SquareTiles(72, 18, 17)
     assert smolvlm.patching.resample == 1
+    llama4 = vision_of(seen(write_both(checkpoint("llama4", tmp_path / "llama4"), tmp_path / "third")))
+    assert llama4.patching.size == CanvasTiles(16, 16)
+    assert (llama4.patching.resample, llama4.patching.normalization.halves) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["lfm2_vl", "smolvlm"])

@@ -19,13 +19,15 @@ from tiny_vision import data_url, picture
 from quire.errors import RequestError
 from quire.images import reader as reader_module
 from quire.images.decode_job import run
-from quire.images.patches import MergedPatches, NaflexPatches, Normalization
+from quire.images.learned import Learned
+from quire.images.normalization import Normalization
+from quire.images.patches import MergedPatches, NaflexPatches
 from quire.images.prompt import PromptImages, Source, digest, has_images, image_part, take_images
 from quire.images.prompt import given as images_given
 from quire.images.reader import ImageReader, Pixels
 from quire.images.sizes import Cut, KeptShape, OneSquare, Tiles
 
-PATCHING = MergedPatches(4, 2, 2, 6, 4 * 64, 40 * 64, Normalization())
+PATCHING = MergedPatches(4, 2, 2, Learned(6, ends=True), 4 * 64, 40 * 64, Normalization())
 TOKEN = 9
 
 

@@ -579,6 +579,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "architectures": ["Qwen3VLMoeForConditionalGeneration"],
         "text_config": {**_SIZES, **_MOE, "moe_intermediate_size": 8, "mlp_only_layers": [0]},
     },
+    "composite-glm4v": {
+        "architectures": ["Glm4vForConditionalGeneration"],
+        "text_config": {**_SIZES, "partial_rotary_factor": 0.5, "rope_scaling": {"mrope_section": [1, 1, 0]}},
+    },
+    "composite-glm4v_moe": {
+        "architectures": ["Glm4vMoeForConditionalGeneration"],
+        "text_config": {**_SIZES, **_ROUTED, "head_dim": 8},
+    },
+    "composite-glm_ocr": {
+        "architectures": ["GlmOcrForConditionalGeneration"],
+        "text_config": {**_SIZES, "head_dim": 6, "tie_word_embeddings": True},
+    },
+    "composite-paddleocr_vl": {
+        "architectures": ["PaddleOCRVLForConditionalGeneration"],
+        "model_type": "paddleocr_vl",
+        **_SIZES,
+        "tie_word_embeddings": False,
+        "vision_config": {},
+        "rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 0]},
+    },
     "llama-mqa-bias": {
         "architectures": ["LlamaForCausalLM"],
         **_SIZES,

@@ -468,6 +468,134 @@ PROCESSOR_COHERE: dict[str, Any] = {
     "image_std": [0.5, 0.5, 0.5],
 }
 
+# As that of GLM-4.1V, without tools and reasoning
+MARKS_GLM = ("<|begin_of_image|>", "<|image|>", "<|end_of_image|>")
+TEMPLATE_GLM = TEMPLATE3.replace("<start_of_image>", "".join(MARKS_GLM))
+CONFIG_GLM4V: dict[str, Any] = {
+    "architectures": ["Glm4vForConditionalGeneration"],
+    "model_type": "glm4v",
+    "tie_word_embeddings": False,
+    "text_config": {
+        "model_type": "glm4v_text",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 2048,
+        "partial_rotary_factor": 0.5,
+        "rope_scaling": {"type": "default", "mrope_section": [1, 1, 2]},
+    },
+    "vision_config": {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_heads": 2,
+        "image_size": 24,
+        "patch_size": 4,
+        "out_hidden_size": 32,
+    },
+}
+CONFIG_GLM_OCR: dict[str, Any] = {
+    **CONFIG_GLM4V,
+    "architectures": ["GlmOcrForConditionalGeneration"],
+    "model_type": "glm_ocr",
+    "text_config": {
+        **CONFIG_GLM4V["text_config"],
+        "model_type": "glm_ocr_text",
+        "head_dim": 16,
+        "partial_rotary_factor": 1.0,
+        "rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]},
+    },
+}
+PROCESSOR_GLM: dict[str, Any] = {
+    **PROCESSOR,
+    "image_processor_type": "Glm4vImageProcessor",
+    "size": {"shortest_edge": 2 * 4 * 64, "longest_edge": 2 * 64 * 64},
+}
+
+# As that of PaddleOCR-VL
+MARKS_PADDLE = ("<|IMAGE_START|>", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_END|>")
+TEMPLATE_PADDLE = TEMPLATE3.replace("<start_of_image>", "".join(MARKS_PADDLE))
+CONFIG_PADDLE: dict[str, Any] = {
+    "architectures": ["PaddleOCRVLForConditionalGeneration"],
+    "model_type": "paddleocr_vl",
+    "tie_word_embeddings": False,
+    "text_config": {
+        "model_type": "paddleocr_vl_text",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "max_position_embeddings": 2048,
+        "use_bias": False,
+        "rope_scaling": {"rope_type": "default", "mrope_section": [3, 4, 5]},
+    },
+    "vision_config": {
+        "hidden_size": 24,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 22,  # 5 x 5 learned positions
+        "patch_size": 4,
+        "temporal_patch_size": 2,  # as published, where one frame is meant
+    },
+}
+PROCESSOR_PADDLE: dict[str, Any] = {
+    "image_processor_type": "PaddleOCRVLImageProcessor",
+    "patch_size": 4,
+    "merge_size": 2,
+    "temporal_patch_size": 1,
+    "min_pixels": 4 * 64,
+    "max_pixels": 64 * 64,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
+# As that of Llama 4, whose processor cuts images into tiles, and writes marks between these
+TEMPLATE_LLAMA4 = TEMPLATE3.replace("<start_of_image>", "<|image|>")
+MARKS_LLAMA4 = (
+    *("<|image_start|>", "<|patch|>", "<|image_end|>", "<|image|>"),
+    *("<|tile_x_separator|>", "<|tile_y_separator|>"),
+)
+CONFIG_LLAMA4: dict[str, Any] = {
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "model_type": "llama4",
+    "text_config": {
+        "model_type": "llama4_text",
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "intermediate_size_mlp": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "moe_layers": [],
+        "no_rope_layers": [1, 0],
+        "attention_chunk_size": 20,
+        "max_position_embeddings": 2048,
+    },
+    "vision_config": {
+        "hidden_size": 24,
+        "intermediate_size": 96,  # four patches
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 4,
+        "projector_input_dim": 40,
+        "projector_output_dim": 40,
+    },
+}
+PROCESSOR_LLAMA4: dict[str, Any] = {
+    "image_processor_type": "Llama4ImageProcessorFast",
+    "size": {"height": 16, "width": 16},
+    "max_patches": 4,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
 
 def write_qwen3_vl(folder: Path, config: dict[str, Any] = CONFIG) -> Path:
     """Write the model."""
@@ -508,6 +636,21 @@ def write_lfm2_vl(folder: Path, config: dict[str, Any] = CONFIG_LFM2) -> Path:
     return _write(folder, config, PROCESSOR_LFM2, MARKS_LFM2, TEMPLATE_LFM2)
 
 
+def write_glm4v(folder: Path, config: dict[str, Any] = CONFIG_GLM4V) -> Path:
+    """Write the model."""
+    return _write(folder, config, PROCESSOR_GLM, MARKS_GLM, TEMPLATE_GLM)
+
+
+def write_llama4(folder: Path, config: dict[str, Any] = CONFIG_LLAMA4) -> Path:
+    """Write the model."""
+    return _write(folder, config, PROCESSOR_LLAMA4, MARKS_LLAMA4, TEMPLATE_LLAMA4)
+
+
+def write_paddleocr_vl(folder: Path, config: dict[str, Any] = CONFIG_PADDLE) -> Path:
+    """Write the model."""
+    return _write(folder, config, PROCESSOR_PADDLE, MARKS_PADDLE, TEMPLATE_PADDLE)
+
+
 def write_smolvlm(folder: Path, config: dict[str, Any] = CONFIG_SMOLVLM) -> Path:
     """Write the model."""
     return _write(folder, config, PROCESSOR_SMOLVLM, MARKS_SMOLVLM, TEMPLATE_SMOLVLM)
@@ -542,7 +685,7 @@ def _write(
     (folder / "generation_config.json").write_text(json.dumps({"do_sample": False}))
     model = read_model(config, processor)
     assert model.vision is not None
-    arrays = {}
+    arrays, turned = {}, set()
     for program in (model.program, model.vision.program):
         specs, weights = program.weights(), random_weights(program)
         for name, spec in specs.items():
@@ -554,7 +697,12 @@ def _write(
                 both = np.zeros((len(array), spec.rows.period, array.shape[2]), np.float32)
                 arrays.setdefault(source, both)[:, spec.rows.of(spec.rows.period)] = array
             else:
-                arrays[source] = (array.T if spec.transposed is True else array).copy()
+                arrays[source] = array
+            if spec.transposed is True:
+                turned.add(source)
+    for source in turned:
+        arrays[source] = arrays[source].swapaxes(-1, -2)
+    arrays = {source: array.copy() for source, array in arrays.items()}
     save_file(arrays, folder / "model.safetensors", {"format": "pt"})
     return folder
 

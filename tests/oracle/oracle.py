@@ -24,7 +24,10 @@ with warnings.catch_warnings():
     transformers = pytest.importorskip("transformers")
 
 LENGTH = 75
-COMPOSITE = ("Mistral3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe")
+COMPOSITE = (
+    *("Mistral3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe"),
+    *("Glm4v", "Glm46V", "Glm4vMoe", "GlmOcr", "PaddleOCRVL"),
+)
 WITHOUT_CLASS = ("MiniCPM",)  # transformers has none: only the code that is published with checkpoints
 OF_TEXT = ("Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
 _CONFIGS = {kind: f"{kind}TextConfig" for kind in OF_TEXT}

@@ -58,6 +58,7 @@ OF_DOTS1 = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 20,
 }
+HALF = {"rope_type": "default", "partial_rotary_factor": 0.5}
 OF_MIMO = {**OF_DOTS1, "num_key_value_heads": 1, "head_dim": 12, "v_head_dim": 6}
 NET = {
     "linear_num_key_heads": 2,
@@ -212,6 +213,36 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("yarn", "Qwen3VL", {"head_dim": 12, "attention_bias": True, "rope_parameters": YARN}),
     ("sparse", "Qwen3VLMoe", {**MOE, "moe_intermediate_size": 20, "mlp_only_layers": [1]}),
+    (
+        "part",
+        "Glm4v",
+        {"rope_parameters": {**HALF, "mrope_section": [1, 1, 0]}},
+    ),
+    (
+        "whole",
+        "Glm46V",
+        {"model_type": "glm4v_text", "rope_parameters": {**YARN, "mrope_section": [1, 1, 2]}},
+    ),
+    (
+        "groups",
+        "Glm4vMoe",
+        {
+            **OF_DOTS1,
+            "head_dim": 16,
+            "n_group": 2,
+            "rope_parameters": {**HALF, "mrope_section": [1, 1, 2]},
+        },
+    ),
+    (
+        "tied",
+        "GlmOcr",
+        {
+            "head_dim": 12,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "mrope_section": [1, 2, 3]},
+        },
+    ),
+    ("tied", "PaddleOCRVL", {"head_dim": 12, "rope_parameters": {**YARN, "mrope_section": [1, 2, 3]}}),
     ("window-layers", "Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     ("window-unused", "Qwen2", {"use_sliding_window": False, "sliding_window": 9, "max_window_layers": 1}),
     (

@@ -24,12 +24,16 @@ from tiny_vision import (
     CONFIG4,
     CONFIG4E,
     CONFIG25,
+    CONFIG_PADDLE,
     NUM_TOKENS,
     data_url,
     flat,
     picture,
     write_gemma3,
     write_gemma4,
+    write_glm4v,
+    write_llama4,
+    write_paddleocr_vl,
     write_pixtral,
     write_qwen3_vl,
 )
@@ -179,7 +183,10 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
     "gemma 3": write_gemma3,
     "gemma 4": lambda folder: write_gemma4(folder, CONFIG4),
     "gemma 4, small": lambda folder: write_gemma4(folder, CONFIG4E),
+    "glm 4.1": write_glm4v,
     "mistral 3": write_pixtral,
+    "llama 4": write_llama4,
+    "paddleocr": lambda folder: write_paddleocr_vl(folder, flat(CONFIG_PADDLE)),
 }
 
 

@@ -87,7 +87,7 @@ class RotaryAt(Op):
 class JoinRows(Op):
     """out [L, n * width] = rows of x [T, width], n of them after one another in each row.
 
-    T = n L, or more: later rows are left out.
+    T = n L, or more: later rows, such as that of a class, are left out.
     """
 
     x: Value

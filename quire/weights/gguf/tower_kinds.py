@@ -10,6 +10,17 @@ from quire.errors import ConfigError
 from quire.weights.gguf import tables
 from quire.weights.gguf.changes import Alteration
 from quire.weights.gguf.keys import Keys
+from quire.weights.gguf.tower_names import (
+    GEMMA3,
+    GEMMA4,
+    IDEFICS3,
+    LFM2,
+    LLAMA4,
+    PIXTRAL,
+    QWEN2_5_VL,
+    QWEN2_VL,
+    VISUAL,
+)
 
 Fields = Callable[[Keys, Keys], dict[str, Any]]
 
@@ -57,6 +68,17 @@ def _tiles_of_idefics3(tower: Keys) -> dict[str, Any]:
     side = tower.size("image_size")  # where files state nothing else, images are four tiles long
     longest = tower.size("preproc_image_size", 4 * side)
     return {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": side}}
+
+
+def _llama4(tower: Keys, text: Keys) -> dict[str, Any]:
+    vision = {
+        **_sizes_of_siglip(tower),
+        "image_size": tower.size("image_size"),
+        "pixel_shuffle_ratio": 1 / tower.size("projector.scale_factor", 2),
+        "projector_input_dim": tower.rows("mm.model.mlp.1.weight"),
+        "projector_output_dim": tower.rows("mm.model.mlp.2.weight"),
+    }
+    return {"vision_config": vision, "text_config": {}}
 
 
 def _lfm2(tower: Keys, text: Keys) -> dict[str, Any]:
@@ -182,121 +204,6 @@ def deep_layers(tower: Keys) -> list[int]:
     return [layer for layer in range(tower.layers) if f"v.deepstack.{layer}.fc1.weight" in tower.tensors]
 
 
-def _layers(module: str, names: Mapping[str, str]) -> dict[str, str]:
-    return {f"v.blk.*.{part}": f"{module}.{name}" for part, name in names.items()}
-
-
-def _siglip(module: str) -> dict[str, str]:
-    return {
-        "v.patch_embd": f"{module}.embeddings.patch_embedding",
-        "v.position_embd": f"{module}.embeddings.position_embedding",
-        **_layers(
-            f"{module}.encoder.layers.*",
-            {
-                "ln1": "layer_norm1",
-                **{f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"},
-                "attn_out": "self_attn.out_proj",
-                "ln2": "layer_norm2",
-                "ffn_up": "mlp.fc1",
-                "ffn_down": "mlp.fc2",
-            },
-        ),
-        "v.post_ln": f"{module}.post_layernorm",
-    }
-
-
-_GEMMA3, _IDEFICS3, _LFM2, _VISUAL, _GEMMA4, _PIXTRAL = (
-    {
-        **_siglip("model.vision_tower"),
-        "mm.soft_emb_norm": "model.multi_modal_projector.mm_soft_emb_norm",
-        "mm.input_projection.weight": "model.multi_modal_projector.mm_input_projection_weight",
-    },
-    {
-        **_siglip("model.vision_model"),
-        "mm.model.fc": "model.connector.modality_projection.proj",
-    },
-    {
-        **_siglip("model.vision_tower"),
-        "mm.input_norm": "model.multi_modal_projector.layer_norm",
-        "mm.1": "model.multi_modal_projector.linear_1",
-        "mm.2": "model.multi_modal_projector.linear_2",
-    },
-    {
-        "v.patch_embd": "model.visual.patch_embed.proj",
-        "v.position_embd": "model.visual.pos_embed",
-        **_layers(
-            "model.visual.blocks.*",
-            {
-                "ln1": "norm1",
-                "attn_qkv": "attn.qkv",
-                "attn_out": "attn.proj",
-                "ln2": "norm2",
-                "ffn_up": "mlp.linear_fc1",
-                "ffn_down": "mlp.linear_fc2",
-            },
-        ),
-        "v.deepstack.*.norm": "model.visual.deepstack_merger_list.*.norm",
-        "v.deepstack.*.fc1": "model.visual.deepstack_merger_list.*.linear_fc1",
-        "v.deepstack.*.fc2": "model.visual.deepstack_merger_list.*.linear_fc2",
-        "v.post_ln": "model.visual.merger.norm",
-        "mm.0": "model.visual.merger.linear_fc1",
-        "mm.2": "model.visual.merger.linear_fc2",
-    },
-    {
-        "v.patch_embd": "model.vision_tower.patch_embedder.input_proj",
-        "v.position_embd.weight": "model.vision_tower.patch_embedder.position_embedding_table",
-        **_layers(
-            "model.vision_tower.encoder.layers.*",
-            {
-                "ln1": "input_layernorm",
-                **{f"attn_{part}": f"self_attn.{part}_proj.linear" for part in "qkv"},
-                **{f"attn_{part}_norm": f"self_attn.{part}_norm" for part in "qk"},
-                "attn_out": "self_attn.o_proj.linear",
-                "attn_post_norm": "post_attention_layernorm",
-                "ln2": "pre_feedforward_layernorm",
-                **{f"ffn_{part}": f"mlp.{part}_proj.linear" for part in ("gate", "up", "down")},
-                "ffn_post_norm": "post_feedforward_layernorm",
-            },
-        ),
-        "v.std_bias": "model.vision_tower.std_bias",
-        "v.std_scale": "model.vision_tower.std_scale",
-        "mm.input_projection": "model.embed_vision.embedding_projection",
-    },
-    {
-        "v.patch_embd": "model.vision_tower.patch_conv",
-        "v.pre_ln": "model.vision_tower.ln_pre",
-        **_layers(
-            "model.vision_tower.transformer.layers.*",
-            {
-                "ln1": "attention_norm",
-                **{f"attn_{part}": f"attention.{part}_proj" for part in "qkv"},
-                "attn_out": "attention.o_proj",
-                "ln2": "ffn_norm",
-                **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
-            },
-        ),
-        "mm.input_norm": "model.multi_modal_projector.norm",
-        "mm.patch_merger": "model.multi_modal_projector.patch_merger.merging_layer",
-        "mm.1": "model.multi_modal_projector.linear_1",
-        "mm.2": "model.multi_modal_projector.linear_2",
-    },
-)
-_QWEN2_VL, _QWEN2_5_VL = (
-    {
-        "v.patch_embd": "model.visual.patch_embed.proj",
-        **_layers(
-            "model.visual.blocks.*",
-            {"ln1": "norm1", "attn_qkv": "attn.qkv", "attn_out": "attn.proj", "ln2": "norm2", **mlp},
-        ),
-        "v.post_ln": "model.visual.merger.ln_q",
-        "mm.0": "model.visual.merger.mlp.0",
-        "mm.2": "model.visual.merger.mlp.2",
-    }
-    for mlp in (
-        {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
-        {f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
-    )
-)
 _FRAMES, _PIXELS = ({"v.patch_embd.weight": Alteration(form=form)} for form in ("frames", "pixels"))
 
 
@@ -311,7 +218,7 @@ KINDS = {
     "gemma3": TowerKind(
         {"gemma3": "Gemma3ForConditionalGeneration"},
         "<image_soft_token>",
-        _GEMMA3,
+        GEMMA3,
         ("mm.input_projection.weight", 1),
         _gemma3,
         changes={"mm.soft_emb_norm.weight": Alteration(numbers="plus one")},
@@ -319,7 +226,7 @@ KINDS = {
     "qwen2vl_merger": TowerKind(
         {"qwen2vl": "Qwen2VLForConditionalGeneration"},
         "<|image_pad|>",
-        _QWEN2_VL,
+        QWEN2_VL,
         ("mm.2.weight", 0),
         _qwen2_vl,
         _PIXELS_OF_QWEN2,
@@ -328,7 +235,7 @@ KINDS = {
     "qwen2.5vl_merger": TowerKind(
         {"qwen2vl": "Qwen2_5_VLForConditionalGeneration"},
         "<|image_pad|>",
-        _QWEN2_5_VL,
+        QWEN2_5_VL,
         ("mm.2.weight", 0),
         _qwen2_5_vl,
         _PIXELS_OF_QWEN2,
@@ -342,7 +249,7 @@ KINDS = {
             "qwen35moe": "Qwen3_5MoeForConditionalGeneration",
         },
         "<|image_pad|>",
-        _VISUAL,
+        VISUAL,
         ("mm.2.weight", 0),
         _qwen3_vl,
         _pixels(1 << 16, 1 << 24),
@@ -352,7 +259,7 @@ KINDS = {
     "gemma4v": TowerKind(
         {"gemma4": "Gemma4ForConditionalGeneration"},
         "<|image|>",
-        _GEMMA4,
+        GEMMA4,
         ("mm.input_projection.weight", 0),
         _gemma4,
         changes=_PIXELS,
@@ -360,7 +267,7 @@ KINDS = {
     "idefics3": TowerKind(
         {"llama": "Idefics3ForConditionalGeneration"},
         "<image>",
-        _IDEFICS3,
+        IDEFICS3,
         ("mm.model.fc.weight", 0),
         _idefics3,
         _tiles_of_idefics3,
@@ -368,15 +275,22 @@ KINDS = {
     "lfm2": TowerKind(
         dict.fromkeys(("lfm2", "lfm2moe"), "Lfm2VlForConditionalGeneration"),
         "<image>",
-        _LFM2,
+        LFM2,
         ("mm.2.weight", 0),
         _lfm2,
         changes=_PIXELS,
     ),
+    "llama4": TowerKind(
+        {"llama4": "Llama4ForConditionalGeneration"},
+        "<|patch|>",
+        LLAMA4,
+        ("mm.model.fc.weight", 0),
+        _llama4,
+    ),
     "pixtral": TowerKind(
         dict.fromkeys(("llama", "mistral3"), "Mistral3ForConditionalGeneration"),
         "[IMG]",
-        _PIXTRAL,
+        PIXTRAL,
         ("mm.2.weight", 0),
         _pixtral,
         paired=True,
