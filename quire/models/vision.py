@@ -1,6 +1,7 @@
 """Vision towers: transformers that give an embedding for each token of an image.
 
-Their program has patches as tokens, an image a row, and the tokens of images as rows with logits: T = n L.
+Their program has patches as tokens, an image a row, and the tokens of images as rows with logits: T = n L,
+and one more with a class.
 """
 
 from __future__ import annotations
