@@ -277,6 +277,27 @@ def test_olmo_with_windows_is_the_third(shared_data: Path, tmp_path: Path) -> No
     read_model(stated)
 
 
+def test_heads_of_glm4_are_in_halves_with_sections(shared_data: Path, tmp_path: Path) -> None:
+    """Those of GLM-4.1V and 4.6V-Flash: of the numbers that rotate, the even ones, then the odd ones."""
+    folder = shared_data / "models" / "tiny-random" / "glm4"
+    config = json.loads((folder / "config.json").read_text())
+    arrays, dim = converted("glm4", config, read(folder)), config["head_dim"]
+    turned = dim // 2
+    order = [*range(0, turned, 2), *range(1, turned, 2), *range(turned, dim)]
+    for name, array in arrays.items():
+        if ".attn_q." in name or ".attn_k." in name:
+            heads = array.reshape(-1, dim, *array.shape[1:])
+            arrays[name] = heads[:, order].reshape(array.shape)
+    metadata = metadata_of("glm4", config) | {"glm4.rope.dimension_sections": [1, 1, turned // 2 - 2, 0]}
+    tensors = {name: (array, F32) for name, array in arrays.items()}
+    source, plain = GgufModel(write(tmp_path / "halves.gguf", metadata, tensors)), opened(folder, tmp_path)
+    specs = read_model(source.config()).program.weights()
+    found, expected = (load(plan(specs, own.tensors(), ignored=())) for own in (source, plain))
+    assert any(name.endswith("q_proj.bias") for name in specs)
+    for name in specs:
+        assert np.array_equal(found[name].dense(), expected[name].dense()), name
+
+
 @pytest.mark.parametrize(("architecture", "name"), [("mistral3", "Mistral"), ("exaone4", "Exaone4")])
 def test_a_file_that_states_no_window_has_none(architecture: str, name: str, tmp_path: Path) -> None:
     sizes = {

@@ -13,7 +13,8 @@ from quire.weights.gguf.changes import Alteration
 class Architecture:
     """An architecture: its name in config.json, and the names of its tensors.
 
-    `paired`: rows of queries and keys are in pairs, where the model rotates halves. `one_plus`: norms are
+    `paired`: rows of queries and keys are in pairs, where the model rotates halves. `halved`: they are in
+    halves, where the model rotates pairs, in files that state sections of positions. `one_plus`: norms are
     stored plus one. `layers` is the module of the layers, `prediction` that of layers after the last, if they
     have one of their own, and `predicting` are names of tensors in those alone. `transposed` are modules that
     config.json's world stores [in, out], `bare` those whose tensor has no suffix there, with the name of
@@ -25,6 +26,7 @@ class Architecture:
     name: str
     own: Mapping[str, str] = field(default_factory=dict)
     paired: bool = False
+    halved: bool = False
     one_plus: bool = False
     layers: str = "model.layers"
     prediction: str = ""
@@ -127,7 +129,7 @@ ARCHITECTURES = {
     "arcee": Architecture("ArceeForCausalLM", paired=True),
     "command-r": Architecture("CohereForCausalLM"),
     "cohere2": Architecture("Cohere2ForCausalLM"),
-    "glm4": Architecture("Glm4ForCausalLM", tables.GLM4),
+    "glm4": Architecture("Glm4ForCausalLM", tables.GLM4, halved=True),
     "gpt2": Architecture(
         "GPT2LMHeadModel",
         tables.GPT2,

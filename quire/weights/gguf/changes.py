@@ -16,22 +16,27 @@ class Order:
     """An order of rows or columns that a file has otherwise.
 
     From `first` on, those of each of `outer` equal parts are there as [count, inner, each] and are needed as
-    [inner, count, each].
+    [inner, count, each], but for the last `rest` of each, which stay.
     """
 
     inner: int
     each: int = 1
     outer: int = 1
     first: int = 0
+    rest: int = 0
 
     def fits(self, total: int) -> bool:
         """Return True if so many rows can have this order."""
-        return total >= self.first and (total - self.first) % (self.outer * self.inner * self.each) == 0
+        ordered = total - self.first - self.outer * self.rest
+        return ordered >= 0 and ordered % (self.outer * self.inner * self.each) == 0
 
     def of(self, total: int) -> Array:
         """Return the number in the file of each of the rows that are needed."""
-        rest = np.arange(self.first, total).reshape(self.outer, -1, self.inner, self.each)
-        return np.concatenate((np.arange(self.first), rest.swapaxes(1, 2).reshape(-1)))
+        rows = np.arange(self.first, total).reshape(self.outer, -1)
+        ordered, rest = np.split(rows, [rows.shape[1] - self.rest], axis=1)
+        ordered = ordered.reshape(self.outer, -1, self.inner, self.each).swapaxes(1, 2)
+        both = np.concatenate((ordered.reshape(self.outer, -1), rest), axis=1)
+        return np.concatenate((np.arange(self.first), both.reshape(-1)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,15 @@ _PREDICTION = "mtp."  # names of a prediction layer in config.json's world
 class Sizes:
     """The sizes of a model that names and orders of its tensors depend on.
 
-    `layers` without prediction layers. `values` is the order of the value heads of delta nets, None if it is
+    `layers` without prediction layers. `pairs` is the order of queries and keys in a head, None if it is that
+    of the model. `values` is the order of the value heads of delta nets, None if it is
     that of their keys; `keys_width` are the queries and keys of all heads before them.
     """
 
     layers: int
     heads: int
     kv_heads: int
+    pairs: Order | None = None
     values: Order | None = None
     keys_width: int = 0
 
@@ -41,6 +43,8 @@ class Sizes:
 def sizes_of(keys: Keys, architecture: Architecture) -> Sizes:
     """Return the sizes of the model in a file."""
     plain = Sizes(keys.layers, keys.heads, keys.kv_heads)
+    if architecture.halved and keys.value("rope.dimension_sections") is not None:
+        return replace(plain, pairs=Order(keys.rotated // 2, rest=keys.head_dim - keys.rotated))
     if not architecture.tiled_values:
         return plain
     values, by_key = keys.size("ssm.time_step_rank"), keys.size("ssm.group_count")
@@ -112,9 +116,10 @@ def _looked_up(
 def _change(architecture: Architecture, sizes: Sizes, rest: str, part: str) -> Alteration:
     """Return how a tensor differs from the one that the model needs."""
     change, is_weight = architecture.changes.get(rest, PLAIN), rest.endswith(".weight")
-    if architecture.paired and part in ("attn_q", "attn_k"):
+    pairs = Order(2) if architecture.paired else sizes.pairs
+    if pairs is not None and part in ("attn_q", "attn_k"):
         heads = sizes.heads if part == "attn_q" else sizes.kv_heads
-        change = replace(change, rows=Order(2, outer=heads))
+        change = replace(change, rows=replace(pairs, outer=heads))
     if architecture.one_plus and part.endswith("norm") and part != "ssm_norm" and is_weight:
         change = replace(change, numbers="plus one")
     if architecture.own.get(part, "") in architecture.transposed and is_weight:
