@@ -118,6 +118,7 @@ def test_layers_after_the_chosen_one_are_not_computed(layer: Any, count: int) ->
         ({"hidden_act": "unknown"}, "unknown"),
         ({"image_size": 24}, "size = .* and crop_size = .* are not supported"),
         ({"model_type": "dinov2"}, "a tower 'dinov2' with vision_feature_select_strategy = 'default' is not"),
+        ({"model_type": ["clip_vision_model"]}, "is not supported"),
         ({"model_type": "siglip_vision_model"}, "'siglip_vision_model' .* 'default' is not supported"),
         ({"whole": {"vision_feature_select_strategy": "full"}}, "'clip_vision_model' .* 'full' is not"),
         ({"whole": {"vision_feature_layer": -5}}, "vision_feature_layer = -5 of 3 layers is not supported"),
