@@ -30,6 +30,8 @@ from tiny_vision import (
     picture,
     write_gemma3,
     write_gemma4,
+    write_internvl,
+    write_llava,
     write_pixtral,
     write_qwen3_vl,
 )
@@ -179,6 +181,8 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
     "gemma 3": write_gemma3,
     "gemma 4": lambda folder: write_gemma4(folder, CONFIG4),
     "gemma 4, small": lambda folder: write_gemma4(folder, CONFIG4E),
+    "internvl": write_internvl,
+    "llava": write_llava,
     "mistral 3": write_pixtral,
 }
 
