@@ -151,7 +151,7 @@ ROOMS = (
     ),
     Room(
         "gguf",
-        3_230,
+        3_235,
         "GGUF files: container, blocks, configuration, tokenizers, pooling: could be deleted, with its lines "
         "in weights/hub.py",
         ("weights/gguf",),
