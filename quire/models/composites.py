@@ -63,7 +63,7 @@ COMPOSITES: dict[str, Composite] = {
     ),
     "Llama4ForConditionalGeneration": Composite({"": "Llama4ForCausalLM"}, tied=False, tower=llama4_tower),
     "LightOnOcrForConditionalGeneration": _LIGHTON_OCR,
-    "LightOnOCRForConditionalGeneration": _LIGHTON_OCR,  # as the first of them was published
+    "LightOnOCRForConditionalGeneration": _LIGHTON_OCR,  # its name before transformers had it
     "LlavaForConditionalGeneration": Composite(
         {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"},
         tied=False,

@@ -42,7 +42,7 @@ _TOKEN = 32000
 
 def llava_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
     """Record the tower of a Llava, with its projection to the embeddings of the text model."""
-    whole, kind = Fields({**_WHOLE, **raw}), raw["vision_config"].get("model_type", _CLIP)
+    whole, kind = Fields({**_WHOLE, **raw}), str(raw["vision_config"].get("model_type", _CLIP))
     strategy = whole.get("vision_feature_select_strategy")
     if kind not in _STRATEGIES or strategy != _STRATEGIES[kind]:
         problem = f"a tower {quoted(kind)} with vision_feature_select_strategy = {quoted(strategy)}"

@@ -137,9 +137,9 @@ def _projected(b: Builder, whole: Fields, x: Value, w: Names, number: int) -> Va
 def _longest(processor: Mapping[str, Any], stated: Any) -> int:
     """Return the most pixels of a side, by default the `stated` ones. Raises ConfigError for other sizes."""
     size = processor.get("size", stated)
-    sides = set(size.values()) if isinstance(size, Mapping) else {size}
-    longest = sides.pop() if len(sides) == 1 else None
-    if type(longest) is not int or longest < 1:
+    sides = list(size.values()) if isinstance(size, Mapping) else [size]
+    longest = sides[0] if sides else None
+    if type(longest) is not int or longest < 1 or sides.count(longest) < len(sides):
         problem = f"preprocessor_config.json: size = {quoted(size)} is not supported"
         raise ConfigError(problem, 'give {"longest_edge": 1540}')
     return longest

@@ -152,7 +152,7 @@ ROOMS = (
     ),
     Room(
         "gguf",
-        3_325,
+        3_330,
         "GGUF files: container, blocks, configuration, tokenizers, pooling: could be deleted, with its lines "
         "in weights/hub.py",
         ("weights/gguf",),

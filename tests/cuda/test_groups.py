@@ -232,7 +232,7 @@ def test_adapters_are_divided_as_their_weights_are() -> None:
     assert same_bits(*found)
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "gemma4"])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "gemma4", "internvl"])
 def test_images_are_seen_by_all_ranks(name: str) -> None:
     of = model(name)
     assert scores(of, on_gpu(of, accelerator=InterpretedGroup(2))) == scores(of, on_gpu(of))

@@ -26,6 +26,7 @@ _PROJECTORS = {
     "gemma3": "gemma3",
     "gemma4": "gemma4v",
     "mistral3": "pixtral",
+    "llava": "pixtral",
     "lfm2_vl": "lfm2",
     "smolvlm": "idefics3",
     "llama4": "llama4",
@@ -227,9 +228,9 @@ def tower(config: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Array
         if kind == "qwen3_vl"
         else None,
     }
-    if kind == "mistral3":
+    if kind in ("mistral3", "llava"):
         tensors["v.token_embd.img_break"] = np.ones(config["text_config"]["hidden_size"], np.float32)
-        keys["spatial_merge_size"] = 2
+        keys["spatial_merge_size"] = 2 if kind == "mistral3" else None
     if whole := own.get("fullatt_block_indexes"):
         keys |= {"n_wa_pattern": whole[0] + 1, "window_size": own["window_size"]}
     if kind in ("lfm2_vl", "smolvlm", "llama4"):

@@ -63,6 +63,14 @@ MINISTRAL3, MISTRAL3 = (
         {"model_type": "mistral", "rope_theta": 1e6},
     )
 )
+PIXTRAL = {
+    **MISTRAL3,
+    "architectures": ["LlavaForConditionalGeneration"],
+    "model_type": "llava",
+    "vision_config": {**MISTRAL3["vision_config"], "model_type": "pixtral"},
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full",
+}
 QWEN2, QWEN25 = (
     {
         **config,
@@ -122,6 +130,7 @@ SEEING: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "llama4": (own.write_llama4, LLAMA4),
     "ministral3": (own.write_pixtral, MINISTRAL3),
     "mistral3": (own.write_pixtral, MISTRAL3),
+    "pixtral": (own.write_pixtral, PIXTRAL),
 }
 
 
@@ -163,7 +172,8 @@ def test_both_programs_and_their_weights(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4", "mistral3", "lfm2_vl", "smolvlm", "llama4"]
+    "name",
+    ["qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4", "mistral3", "pixtral", "lfm2_vl", "smolvlm", "llama4"],
 )
 def test_answers_about_an_image(name: str, tmp_path: Path) -> None:
     """With images of one size for both: a file states no least number of pixels, or most tokens."""
@@ -232,12 +242,13 @@ def test_which_file_beside_a_model_has_its_tower(tmp_path: Path) -> None:
         seen(path)
 
 
-def test_a_tower_of_pixtral_that_merges_no_patches(tmp_path: Path) -> None:
-    """That of Pixtral 12B has another projection: the model reads text."""
-    folder = checkpoint("mistral3", tmp_path / "plain")
-    assert vision_of(seen(write_both(folder, tmp_path / "gguf"))).patching.merge == 2
-    unmerged = {"clip.vision.spatial_merge_size": None}
-    assert seen(write_both(folder, tmp_path / "gguf", **unmerged)).vision is None
+@pytest.mark.parametrize(("name", "merge"), [("mistral3", 2), ("pixtral", 1)])
+def test_a_tower_of_pixtral_merges_the_patches_that_the_file_says(
+    name: str, merge: int, tmp_path: Path
+) -> None:
+    """Pixtral 12B merges none."""
+    folder = checkpoint(name, tmp_path / "plain")
+    assert vision_of(seen(write_both(folder, tmp_path / "gguf"))).patching.merge == merge
 
 
 def test_how_images_are_cut_that_files_do_not_say(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asked import SETTINGS, Asked, tower_of
+from asked import SETTINGS, Asked, answer, tower_of
 from PIL import Image
+from safetensors.numpy import load_file, save_file
 from tiny_vision import (
     CONFIG_LLAVA,
     CONFIG_PIXTRAL,
@@ -118,6 +119,7 @@ def test_layers_after_the_chosen_one_are_not_computed(layer: Any, count: int) ->
         ({"hidden_act": "unknown"}, "unknown"),
         ({"image_size": 24}, "size = .* and crop_size = .* are not supported"),
         ({"model_type": "dinov2"}, "a tower 'dinov2' with vision_feature_select_strategy = 'default' is not"),
+        ({"model_type": ["clip_vision_model"]}, "is not supported"),
         ({"model_type": "siglip_vision_model"}, "'siglip_vision_model' .* 'default' is not supported"),
         ({"whole": {"vision_feature_select_strategy": "full"}}, "'clip_vision_model' .* 'full' is not"),
         ({"whole": {"vision_feature_layer": -5}}, "vision_feature_layer = -5 of 3 layers is not supported"),
@@ -190,6 +192,25 @@ def test_rows_of_pixtral_end_with_tokens(tmp_path: Path) -> None:
         shown = f"<|im_start|>user\n{img * 3}{brk}{img * 3}{end}"
         before = llm.get_tokenizer().encode(shown, parse_special=True)
     assert output.prompt_token_ids[: len(before)] == before
+
+
+def test_names_may_be_those_that_were_published(asked: Asked, tmp_path: Path) -> None:
+    """Older versions of transformers have other modules around the parts."""
+    for file in asked.folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    older = {
+        "model.vision_tower.": "vision_tower.vision_model.",
+        "model.multi_modal_projector.": "multi_modal_projector.",
+        "model.": "language_model.model.",
+        "lm_head.": "language_model.lm_head.",
+    }
+    arrays = {}
+    for name, array in load_file(asked.folder / "model.safetensors").items():
+        begin = next(begin for begin in older if name.startswith(begin))
+        arrays[older[begin] + name.removeprefix(begin)] = array
+    unused = "vision_tower.vision_model.encoder.layers.2.mlp.fc1.bias"  # of the last layer
+    save_file({**arrays, unused: np.ones(48, np.float32)}, tmp_path / "model.safetensors", {"format": "pt"})
+    assert answer(Asked(tmp_path, IMG, 30, 20).ask()) == answer(asked.ask())
 
 
 def test_the_size_of_steps_changes_no_bit(asked: Asked) -> None:

@@ -121,6 +121,7 @@ def test_places_of_tokens_between_rows() -> None:
         ({"processor": {"size": {"height": 30, "width": 36}}}, "size = .* is not supported"),
         ({"processor": {"size": {"longest_edge": "36"}}}, "size = .* is not supported"),
         ({"processor": {"size": 0}}, "size = 0 is not supported"),
+        ({"processor": {"size": [36]}}, r"size = \[36\] is not supported"),
         ({"processor": {**PROCESSOR_PIXTRAL, "do_resize": False}}, "do_resize = False is not supported"),
     ],
     ids=str,

@@ -45,8 +45,8 @@ class Tower:
             text = {**text, "rope_scaling": {**scaling, "mrope_section": sections[:3]}}
         return {
             **{name: text[name] for name in ("tie_word_embeddings", "eos_token_id") if name in text},
-            **fields,
             "architectures": [self.kind.composites[self.text.prefix]],
+            **fields,
             "image_token_id": self.tokens.vocabulary[self.kind.token],
             "text_config": {**text, **fields["text_config"]},
         }
@@ -141,8 +141,6 @@ def tower_beside(path: Path, text: Keys, tokens: FileTokens | None) -> Tower | N
         keys = Keys(file.metadata, "clip.vision", file.tensors)
         kind = KINDS.get(keys.text("projector_type") or file.metadata.text("clip.projector_type") or "")
         if kind is None or text.prefix not in kind.composites or kind.token not in tokens.vocabulary:
-            continue
-        if kind.paired and not keys.optional_size("spatial_merge_size"):  # of Pixtral 12B, which merges none
             continue
         last, axis = kind.last
         shape = file.tensors[last].shape if last in file.tensors else ()

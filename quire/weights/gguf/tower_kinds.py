@@ -29,7 +29,8 @@ Fields = Callable[[Keys, Keys], dict[str, Any]]
 class TowerKind:
     """A kind of towers.
 
-    `composites` are the architectures of whole models by those of their text models, `experts` the names of
+    `composites` are the architectures of whole models by those of their text models, unless `fields` says
+    another one, `experts` the names of
     experts in those that have them in other tensors than the text model alone. `token` stands for images in
     their vocabularies. `names` are those of modules and tensors, with * for the number of a layer. `last` is
     the matrix that gives embeddings of the text model, and its axis of their numbers. `fields` makes those of
@@ -179,8 +180,16 @@ def _gemma4(tower: Keys, text: Keys) -> dict[str, Any]:
     return {"vision_config": vision, "text_config": {"use_bidirectional_attention": seen}}
 
 
+_PIXTRAL_12B = {  # which merges no patches
+    "architectures": ["LlavaForConditionalGeneration"],
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full",
+}
+
+
 def _pixtral(tower: Keys, text: Keys) -> dict[str, Any]:
     vision = {
+        "model_type": "pixtral",
         "hidden_size": tower.size("embedding_length"),
         "intermediate_size": tower.size("feed_forward_length"),
         "num_hidden_layers": tower.layers,
@@ -191,11 +200,12 @@ def _pixtral(tower: Keys, text: Keys) -> dict[str, Any]:
     }
     grows = text.prefix == "mistral3" and text.number("attention.temperature_scale")
     window = {"sliding_window": text.optional_size("attention.sliding_window")}
+    merge = tower.optional_size("spatial_merge_size")
     return {
         "vision_config": vision,
-        "spatial_merge_size": tower.size("spatial_merge_size"),
         "multimodal_projector_bias": "mm.1.bias" in tower.tensors,
         "text_config": {"model_type": "ministral3"} if grows else {"model_type": "mistral", **window},
+        **({"spatial_merge_size": merge} if merge else _PIXTRAL_12B),
     }
 
 
