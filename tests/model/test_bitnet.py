@@ -11,7 +11,9 @@ import pytest
 from written_formats import write
 
 from quire.errors import ConfigError
+from quire.program import WeightSpec
 from quire.quantize.coded import CodedStorage
+from quire.weights.formats.expected import expected_storage
 from quire.weights.tensors import Tensors
 
 RNG = np.random.default_rng(0)
@@ -71,12 +73,30 @@ def test_floats_are_rounded_by_their_mean(tmp_path: Path, dtype: Any) -> None:
         np.testing.assert_array_equal(dense(found, f"{name}.weight"), tensors[f"{name}.weight"])
 
 
+def test_a_matrix_of_zeros_stays_one(tmp_path: Path) -> None:
+    found = write(tmp_path, ONLINE, {"m.weight": np.zeros((OUT, IN), np.float32)})
+    np.testing.assert_array_equal(dense(found), np.zeros((OUT, IN), np.float32))
+
+
 def test_modules_that_are_not_rounded(tmp_path: Path) -> None:
     weight = RNG.standard_normal((OUT, IN)).astype(np.float32)
-    tensors = {f"{name}.weight": weight for name in ("a.q_proj", "b.q_proj", "lm_head")}
-    found = write(tmp_path, {**ONLINE, "modules_to_not_convert": ["a"]}, tensors)
+    tensors = {f"{name}.weight": weight for name in ("a.q_proj", "b.q_proj", "b.k_proj", "lm_head")}
+    found = write(tmp_path, {**ONLINE, "modules_to_not_convert": ["a", "k_proj"]}, tensors)
     kept = [name for name in tensors if (dense(found, name) == weight).all()]
-    assert kept == ["a.q_proj.weight"]
+    assert kept == ["a.q_proj.weight", "b.k_proj.weight"]
+
+
+def test_config_alone_tells_the_kind_of_matrices() -> None:
+    """As `quire inspect` and `quire plan` estimate the size of a model without its weights."""
+    expect = expected_storage({"quantization_config": AUTO}, "bf16")
+    found = {
+        name: str(expect(WeightSpec(f"{name}.weight", (OUT, IN), (f"{name}.weight",), quantizable=True)))
+        for name in ("layers.0.q_proj", "lm_head")
+    }
+    assert found == {
+        "layers.0.q_proj": "bitnet (2 bits, a scale for each output, bf16 scales)",
+        "lm_head": "bf16",
+    }
 
 
 @pytest.mark.parametrize(

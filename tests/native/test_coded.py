@@ -12,10 +12,12 @@ from coded import GGUF_KINDS, Mixed, coded
 from lowered import ISAS, OneOp, distance, on_native, on_reference, planned
 from tiny import same_bits
 
+from quire.backends.native.coding import format_of
 from quire.program import Builder, Names, Value, WeightSpec
 from quire.program.ops.experts import Experts, ExpertWeights, Routing
 from quire.quantize.coded import Coded
 from quire.quantize.mixed import MixedStorage
+from quire.weights.gguf.blocks import CODINGS
 
 W = Names("w")
 
@@ -74,6 +76,11 @@ def check(op: OneOp, coded: dict[str, Coded], isa: str, bound: float = 0) -> Non
     if isa != "portable" and not bound:
         assert same_bits(found, expected)
     assert distance(found, expected) < (bound or 4e-6)
+
+
+def test_every_type_of_gguf_has_a_kernel() -> None:
+    """What has none is unpacked to float32, up to 16 times as large."""
+    assert [name for name, coding in CODINGS.items() if format_of(coding.storage) == "f32"] == []
 
 
 @pytest.mark.parametrize("isa", ISAS)
