@@ -23,7 +23,7 @@ from quire.weights.formats.settings import Settings
 _EACH = 4  # codes of a byte
 _SCALE = ".weight_scale"
 _LEAST = np.float32(1e-5)
-_TABLES = ("embed_tokens", "wte")  # matrices that are no product
+_TABLE = "embed_tokens"  # a matrix that is no product
 
 
 def read_bitnet(settings: Settings, raw: RawTensors) -> Reading:
@@ -63,7 +63,7 @@ def _floats(settings: Settings, raw: RawTensors) -> Iterator[QuantizedWeight]:
     left_out = settings.names("modules_to_not_convert") if stated else ("lm_head",)
     for module in raw.modules(WEIGHT):
         entry = raw.need(module + WEIGHT)
-        if len(entry.shape) != 2 or module.endswith(_TABLES) or entry.dtype not in SCALES:
+        if len(entry.shape) != 2 or module.endswith(_TABLE) or entry.dtype not in SCALES:
             continue
         if not any(module.startswith(name) or module.endswith(name) for name in left_out):
             storage = _storage(SCALES[entry.dtype])
