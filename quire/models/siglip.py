@@ -36,26 +36,26 @@ def siglip(b: Builder, cfg: Fields, w: Names, places: int) -> Value:
 
 def siglip_patches(b: Builder, cfg: Fields, w: Names, places: int) -> Value:
     """Record what is before the layers."""
-    return _patches(b, cfg, w, places, mixed=1, axes=0)[0]
+    given = b.record(ops.Patches(b.value((3 * cfg.size("patch_size") ** 2 + 2,)))).out
+    return _embedded(b, cfg, w, given, places, mixed=1)
 
 
 def siglip_rotated(b: Builder, cfg: Fields, w: Names, learned: int, mixed: int, theta: float) -> Value:
     """Record the tower for images of any size: patches mix `mixed` of the `learned` positions, and rotate."""
-    x, places = _patches(b, cfg, w, learned, mixed, _AXES)
+    before = 3 * cfg.size("patch_size") ** 2 + 2 * mixed
+    given = b.record(ops.Patches(b.value((before + _AXES,)))).out
+    x, places = _embedded(b, cfg, w, given, learned, mixed), b.slice(given, before, _AXES)
     return siglip_layers(
         b, cfg, x, w, lambda q: b.record(ops.RotaryAt(b.value(q.shape), q, places, theta)).out
     )
 
 
-def _patches(b: Builder, cfg: Fields, w: Names, learned: int, mixed: int, axes: int) -> tuple[Value, Value]:
-    """Return embedded patches, and their places: the last `axes` numbers, or all that is given if 0."""
+def _embedded(b: Builder, cfg: Fields, w: Names, given: Value, learned: int, mixed: int) -> Value:
+    """Return patches with a mix of learned positions, from their pixels and what they mix."""
     hidden, patch = cfg.size("hidden_size"), cfg.size("patch_size")
-    pixels, numbers = 3 * patch**2, 2 * mixed
-    given = b.record(ops.Patches(b.value((pixels + numbers + axes,)))).out
     x = embed_patches(b, given, w / "embeddings.patch_embedding", (hidden, 3, patch, patch))
     name = w / "embeddings.position_embedding.weight"
-    x = add_learned(b, x, b.slice(given, pixels, numbers), name, learned)
-    return x, b.slice(given, pixels + numbers, axes) if axes else given
+    return add_learned(b, x, b.slice(given, 3 * patch**2, 2 * mixed), name, learned)
 
 
 def clip_patches(b: Builder, cfg: Fields, w: Names, places: int) -> Value:
