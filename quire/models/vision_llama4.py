@@ -55,11 +55,8 @@ _EPS, _AXES, _BILINEAR = 1e-5, 2, 2  # the last by its number in Pillow
 def llama4_tower(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision:
     """Record the tower of Llama 4, with its projection to the embeddings of the text model."""
     cfg, b, w = tower_fields(raw, _TOWER), Builder(), Names("vision_model")
-    width, heads, patching = (
-        cfg.size("hidden_size"),
-        cfg.size("num_attention_heads"),
-        _patching(cfg, processor),
-    )
+    width, heads = cfg.size("hidden_size"), cfg.size("num_attention_heads")
+    patching = _patching(cfg, processor)
     if width % (2 * _AXES * heads) or cfg.size("num_channels") != 3:
         raise ConfigError(f"config.json: vision_config: {width} numbers in {heads} heads are not supported")
     theta = theta_of(cfg, cfg.positive("rope_theta"))

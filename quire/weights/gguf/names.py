@@ -28,8 +28,8 @@ class Sizes:
     """The sizes of a model that names and orders of its tensors depend on.
 
     `layers` without prediction layers. `pairs` is the order of queries and keys in a head, None if it is that
-    of the model. `values` is the order of the value heads of delta nets, None if it is
-    that of their keys; `keys_width` are the queries and keys of all heads before them.
+    of the model. `values` is the order of the value heads of delta nets, None if it is that of their keys;
+    `keys_width` are the queries and keys of all heads before them.
     """
 
     layers: int

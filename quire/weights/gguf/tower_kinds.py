@@ -30,11 +30,11 @@ class TowerKind:
     """A kind of towers.
 
     `composites` are the architectures of whole models by those of their text models, unless `fields` says
-    another one, `experts` the names of
-    experts in those that have them in other tensors than the text model alone. `token` stands for images in
-    their vocabularies. `names` are those of modules and tensors, with * for the number of a layer. `last` is
-    the matrix that gives embeddings of the text model, and its axis of their numbers. `fields` makes those of
-    config.json from the metadata of a tower and of a text model, with text_config what it adds to that.
+    another one, `experts` the names of experts in those that have them in other tensors than the text model
+    alone. `token` stands for images in their vocabularies. `names` are those of modules and tensors, with *
+    for the number of a layer. `last` is the matrix that gives embeddings of the text model, and its axis of
+    their numbers. `fields` makes those of config.json from the metadata of a tower and of a text model, with
+    text_config what it adds to that.
     `processor` tells from the former how images are resized. `changes` are those of tensors; in `paired`
     ones, numbers of queries and keys that rotate together follow one another. `unused` are tensors that
     nothing needs.
