@@ -14,18 +14,10 @@ import re
 from collections.abc import Iterable
 from typing import Protocol
 
+from quire.weights.vocabularies.byte_level import BYTE_ALPHABET
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-
-
-def _alphabet() -> str:
-    """Return GPT-2's spelling of the 256 bytes: printable Latin-1 as itself, the others from U+0100 on."""
-    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return "".join(chr(byte if byte in plain else next(others)) for byte in range(256))
-
-
-BYTE_ALPHABET = _alphabet()
 _BYTE_OF = {char: byte for byte, char in enumerate(BYTE_ALPHABET)}
 
 

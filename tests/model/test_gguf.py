@@ -25,13 +25,13 @@ from quire.weights.gguf.blocks import CODINGS, block_weights, read_blocks
 from quire.weights.gguf.container import GgufFile
 from quire.weights.gguf.metadata import Metadata
 from quire.weights.gguf.model import GgufModel
-from quire.weights.gguf.splits import SPLITS
 from quire.weights.gguf.tokenizer import tokenizer_of
 from quire.weights.gguf.tokens import FileTokens, end_tokens, read_tokens
 from quire.weights.gguf.types import TYPES
 from quire.weights.hub import open_model
 from quire.weights.load import load
 from quire.weights.plan import plan
+from quire.weights.vocabularies.splits import SPLITS
 
 FILES = [f"gguf/tinyq-{kind}" for kind in ("IQ4_NL", "MXFP4", "Q2_K", "Q4_0", "Q4_K_M", "Q5_0", "Q5_K_M")]
 FILES += ["gguf/tinyq-Q6_K", "gguf/tinyq-Q8_0", "gguf/tinyq3-Q4_K_M", "gguf-demo/demo-Q4_K_M"]

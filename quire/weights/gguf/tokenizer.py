@@ -8,43 +8,43 @@ WordPiece ("bert") and SentencePiece's Unigram ("t5") of encoders.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from quire.errors import ConfigError, quoted
-from quire.weights.gguf.pieces import unigram, word_pieces
-from quire.weights.gguf.splits import split_of, unnamed_split
-from quire.weights.gguf.tokens import (
-    BYTE,
-    DEFINED,
-    NAMED,
-    NORMAL,
-    SPACE,
-    UNUSED,
-    FileTokens,
-    surrounded,
-    tokenizer_json,
-)
+from quire.weights.gguf.pieces import charsmap, in_words
+from quire.weights.gguf.tokens import FileTokens
 from quire.weights.source import TokenizerData
+from quire.weights.vocabularies.byte_level import byte_level
+from quire.weights.vocabularies.pieces import bpe, merges_of_scores, unigram, word_pieces
+from quire.weights.vocabularies.splits import split_of, unnamed_split
+from quire.weights.vocabularies.tokens import Tokens, surrounded
 
 _LOG = logging.getLogger(__name__)
-_BPE = {"type": "BPE", "dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
 
 
 def tokenizer_of(tokens: FileTokens) -> TokenizerData:
     """Return the tokenizer. Raises ConfigError for an unsupported kind."""
     metadata = tokens.metadata
     kind = metadata.text("tokenizer.ggml.model")
+    scores = metadata.numbers("tokenizer.ggml.scores")
+    spaced = metadata.flag("tokenizer.ggml.add_space_prefix") is not False
+    encodes = {"cls_token", "sep_token"} <= tokens.ids.keys()  # as encoders do, whose texts begin and end
     if kind == "bert":
-        data, tokens = word_pieces(tokens)
-        return _with_settings(tokens, data, {})
-    encodes = {"cls", "seperator"} <= tokens.ids.keys()  # as encoders do, whose texts begin and end
+        words = in_words(tokens)
+        return _named(words, word_pieces(words), {})
     if kind == "gpt2":
-        data, begins = _byte_level(tokens)
-        begins, ends = begins or encodes, encodes
-    elif kind in ("llama", "gemma4"):
-        data, begins, ends = _sentence_pieces(tokens, merges_are_stated=kind == "gemma4"), True, False
+        split = split_of(_name_of_split(tokens), metadata.where)
+        data = byte_level(tokens, metadata.texts("tokenizer.ggml.merges"), split)
+        begins, ends = split.begins or encodes, encodes
+    elif kind == "llama":
+        data, begins, ends = bpe(tokens, merges_of_scores(tokens, scores), spaced), True, False
+    elif kind == "gemma4":
+        data, begins, ends = bpe(tokens, metadata.texts("tokenizer.ggml.merges"), spaced), True, False
     elif kind == "t5":
-        data, begins, ends = unigram(tokens), "bos" in tokens.ids, True
+        whole_words = metadata.flag("tokenizer.ggml.remove_extra_whitespaces") is not False
+        data = unigram(tokens, scores, charsmap(metadata), spaced, whole_words)
+        begins, ends = "bos_token" in tokens.ids, True
     else:
         raise ConfigError(
             f"{metadata.where}: a tokenizer of the kind {quoted(kind)} is not supported",
@@ -58,19 +58,18 @@ def tokenizer_of(tokens: FileTokens) -> TokenizerData:
             (True, metadata.flag("tokenizer.ggml.add_sep_token")),
         )
     )
-    if ends and "eos" in tokens.ids:
-        first = "bos" if begins and "bos" in tokens.ids else None
-        between = "seperator" if divides and "seperator" in tokens.ids else None
-        data["post_processor"] = surrounded(tokens, first, "eos", between)
-    return _with_settings(tokens, data, {"add_bos_token": begins})
+    if ends and "eos_token" in tokens.ids:
+        first = "bos_token" if begins and "bos_token" in tokens.ids else None
+        between = "sep_token" if divides and "sep_token" in tokens.ids else None
+        data["post_processor"] = surrounded(tokens, first, "eos_token", between)
+    return _named(tokens, data, {"add_bos_token": begins})
 
 
-def _with_settings(tokens: FileTokens, data: dict[str, Any], settings: dict[str, Any]) -> TokenizerData:
-    named = {name: tokens.texts[tokens.ids[key]] for name, key in NAMED.items() if key in tokens.ids}
-    return TokenizerData(f"the tokenizer of {tokens.where}", data, named | settings)
+def _named(tokens: Tokens, data: dict[str, Any], settings: dict[str, Any]) -> TokenizerData:
+    return replace(tokens.data(data, settings), where=f"the tokenizer of {tokens.where}")
 
 
-def _byte_level(tokens: FileTokens) -> tuple[dict[str, Any], bool]:
+def _name_of_split(tokens: FileTokens) -> str:
     metadata = tokens.metadata
     name = metadata.text("tokenizer.ggml.pre")
     if name is None:
@@ -81,75 +80,4 @@ def _byte_level(tokens: FileTokens) -> tuple[dict[str, Any], bool]:
             metadata.where,
             name,
         )
-    split = split_of(name, metadata.where)
-    passes = [
-        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-        for pattern in split.patterns
-    ]
-    in_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    model = {
-        **_BPE,
-        "vocab": tokens.vocabulary,
-        "merges": metadata.texts("tokenizer.ggml.merges"),
-        "ignore_merges": split.whole,
-        "byte_fallback": False,
-        "unk_token": None,
-        "fuse_unk": False,
-    }
-    data = tokenizer_json(tokens, model)
-    data["normalizer"] = {"type": "NFC"} if split.composed else None
-    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*passes, in_bytes]}
-    data["decoder"] = in_bytes
-    return data, split.begins
-
-
-def _sentence_pieces(tokens: FileTokens, merges_are_stated: bool) -> dict[str, Any]:
-    spaced = tokens.metadata.flag("tokenizer.ggml.add_space_prefix") is not False
-    unknown = tokens.ids.get("unknown")
-    model = {
-        **_BPE,
-        "vocab": tokens.vocabulary,
-        "merges": tokens.metadata.texts("tokenizer.ggml.merges") if merges_are_stated else _merges(tokens),
-        "ignore_merges": False,
-        "byte_fallback": BYTE in tokens.types,
-        "unk_token": None if unknown is None else tokens.texts[unknown],
-        "fuse_unk": True,
-    }
-    to_pieces: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]
-    to_text: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    if spaced:
-        to_pieces.insert(0, {"type": "Prepend", "prepend": SPACE})
-        to_text.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    data = tokenizer_json(tokens, model)
-    data["normalizer"] = {"type": "Sequence", "normalizers": to_pieces}
-    data["decoder"] = {"type": "Sequence", "decoders": to_text}
-    return data
-
-
-def _merges(tokens: FileTokens) -> list[tuple[str, str]]:
-    """Return the merges that the scores of the pieces mean: the piece of the highest score first."""
-    scores = tokens.metadata.numbers("tokenizer.ggml.scores")
-    if len(scores) != len(tokens.texts):
-        raise ConfigError(f"{tokens.where}: {len(tokens.texts):,} tokens have {len(scores):,} scores")
-    found: list[tuple[float, int, int, int, int, str, str]] = []
-    ids = {
-        text: number
-        for number, (text, kind) in enumerate(zip(tokens.texts, tokens.types, strict=True))
-        if kind in (NORMAL, DEFINED, UNUSED)
-    }
-    for text, number in ids.items():
-        if len(text) > _LONGEST_PIECE:
-            continue
-        for at in range(1, len(text)):
-            left, right = text[:at], text[at:]
-            if left in ids and right in ids:
-                found.append((-scores[number], -at, at - len(text), ids[left], ids[right], left, right))
-    found.sort()
-    return [(left, right) for *_, left, right in found]
-
-
-_LONGEST_PIECE = 256  # characters; SentencePiece allows 16 unless told otherwise
+    return name

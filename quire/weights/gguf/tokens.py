@@ -1,18 +1,16 @@
-"""The tokens of a GGUF file's metadata, and what every tokenizer.json made of them has."""
+"""The tokens of a GGUF file's metadata."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from quire.errors import ConfigError
 from quire.weights.gguf.metadata import Metadata
+from quire.weights.vocabularies.tokens import CONTROL, NORMAL, Tokens
 
 _NO_TOKEN = (1 << 32) - 1
-NORMAL, UNKNOWN, CONTROL, DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # types of tokens
-SPACE = "\u2581"
 # Names of tokens in tokenizer_config.json, and in keys of the metadata, the third as the format spells it
-NAMED = {
+_NAMED = {
     "bos_token": "bos",
     "eos_token": "eos",
     "sep_token": "seperator",
@@ -21,8 +19,7 @@ NAMED = {
     "cls_token": "cls",
     "mask_token": "mask",
 }
-_WHOLE = ("bos", "eos", "unknown")  # matched as a whole, whatever their types
-_ENDS = ("eos", "eot", "eom")
+_ENDS = {"eos_token": "eos", "eot_token": "eot", "eom_token": "eom"}
 # Names of tokens that end an answer, which many files do not state; the second group only where there is no
 # <|return|>, whose models write <|end|> between the parts of an answer.
 _ENDING = {
@@ -40,18 +37,10 @@ _ENDING_OTHERWISE = {"<|end|>", "<|end_of_text|>", "</s>", "<eos>"}
 
 
 @dataclass(frozen=True, slots=True)
-class FileTokens:
-    """The tokens of a file: ids by text, the texts and types by id, and the ids of named ones."""
+class FileTokens(Tokens):
+    """The tokens of a file, and the metadata that they come from."""
 
     metadata: Metadata
-    vocabulary: dict[str, int]
-    texts: list[str]
-    types: list[int] | list[float]
-    ids: dict[str, int]
-
-    @property
-    def where(self) -> str:
-        return self.metadata.where
 
 
 def end_tokens(tokens: FileTokens) -> list[int]:
@@ -84,63 +73,12 @@ def read_tokens(metadata: Metadata) -> FileTokens | None:
     if len(types) != len(texts):
         raise ConfigError(f"{metadata.where}: {len(texts):,} tokens have {len(types):,} types")
     ids: dict[str, int] = {}
-    for name in {*_ENDS, *NAMED.values()}:
-        key = f"tokenizer.ggml.{name}_token_id"
+    for name, spelling in (_NAMED | _ENDS).items():
+        key = f"tokenizer.ggml.{spelling}_token_id"
         number = metadata.size(key, _NO_TOKEN, least=-1, most=_NO_TOKEN)
         if 0 <= number < len(texts):
             ids[name] = number
         elif number not in (-1, _NO_TOKEN):
             problem = f"{key} = {number:,}, but there are {len(texts):,} tokens"
             raise ConfigError(f"{metadata.where}: {problem}")
-    return FileTokens(metadata, vocabulary, texts, types, ids)
-
-
-def tokenizer_json(tokens: FileTokens, model: dict[str, Any]) -> dict[str, Any]:
-    """Return a tokenizer.json with this model, and the tokens that are matched as a whole."""
-    named = {tokens.ids[name] for name in _WHOLE if name in tokens.ids}
-    whole = [
-        {
-            "id": number,
-            "content": text,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": kind != DEFINED or number in named,
-        }
-        for number, (text, kind) in enumerate(zip(tokens.texts, tokens.types, strict=True))
-        if kind in (CONTROL, DEFINED) or number in named
-    ]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": whole,
-        "normalizer": None,
-        "pre_tokenizer": None,
-        "post_processor": None,
-        "decoder": None,
-        "model": model,
-    }
-
-
-def surrounded(
-    tokens: FileTokens, first: str | None, last: str | None, between: str | None = None
-) -> dict[str, Any]:
-    """Return a post-processor that puts tokens around every text, and another between the two of a pair.
-
-    They are given by their names in the metadata, None for none.
-    """
-    before, after, other = (
-        [] if name is None else [{"SpecialToken": {"id": tokens.texts[tokens.ids[name]], "type_id": 0}}]
-        for name in (first, last, between)
-    )
-    one, two = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
-    used = {name for name in (first, last, between) if name is not None}
-    texts = {tokens.texts[tokens.ids[name]]: tokens.ids[name] for name in used}
-    return {
-        "type": "TemplateProcessing",
-        "single": [*before, one, *after],
-        "pair": [*before, one, *after, *other, two, *after],
-        "special_tokens": {t: {"id": t, "ids": [number], "tokens": [t]} for t, number in texts.items()},
-    }
+    return FileTokens(metadata.where, vocabulary, texts, [int(kind) for kind in types], ids, metadata)
