@@ -25,12 +25,13 @@ from quire.weights.plan import HEAD
 from quire.weights.safetensors_writer import SafetensorsWriter, data_bytes
 from quire.weights.sentence import SETTINGS, module_files
 from quire.weights.templates import ADDITIONAL
+from quire.weights.vocabularies.files import FILES as VOCABULARIES
 
 # Files of a model besides its weights and config.json, copied as they are if they are there.
 _FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "tokenizer.model", "generation_config.json", "chat_template.jinja"),
-    *("chat_template.json", "preprocessor_config.json", "processor_config.json", *SETTINGS),
+    *("generation_config.json", "chat_template.jinja", "chat_template.json", "preprocessor_config.json"),
+    *("processor_config.json", *VOCABULARIES, *SETTINGS),
     *("LICENSE", "LICENSE.txt", "NOTICE"),
 )
 _REST_BYTES = 1 << 20  # of config.json, headers and the like

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from typing import Protocol
 
-from quire.weights.vocabularies.byte_level import BYTE_ALPHABET
+from quire.weights.vocabularies.spelling import BYTE_ALPHABET
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")

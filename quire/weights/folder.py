@@ -18,6 +18,8 @@ from quire.weights.sentence import SentenceSettings, read_settings
 from quire.weights.source import TokenizerData
 from quire.weights.templates import read_templates
 from quire.weights.tensors import Tensors
+from quire.weights.vocabularies.conversations import read_conversation
+from quire.weights.vocabularies.files import read_vocabulary
 
 TOKENIZER_LIMIT_BYTES = 128 << 20  # the largest published vocabularies have about 35 MB
 _CONFIG_LIMIT_BYTES = 8 << 20  # enough for a config with the ids and labels of a large vocabulary
@@ -76,16 +78,13 @@ class ModelFolder:
         return read_json(path, _CONFIG_LIMIT_BYTES) if present(path) else {}
 
     def tokenizer(self) -> TokenizerData | None:
-        """Read tokenizer.json, with tokenizer_config.json over special_tokens_map.json; both are optional."""
-        path = self.path / "tokenizer.json"
+        """Read tokenizer.json, else a file that says as much; with tokenizer_config.json over
+        special_tokens_map.json. All are optional.
+        """
+        path, settings = self.path / "tokenizer.json", self._tokenizer_settings()
         if present(path):
-            text = read_limited(path, TOKENIZER_LIMIT_BYTES)
-            return TokenizerData(str(path), text, self._tokenizer_settings())
-        if any(present(self.path / name) for name in ("tokenizer.model", "vocab.json")):
-            call = f"AutoTokenizer.from_pretrained({str(self.path)!r}, use_fast=True)"
-            hint = f"make one with transformers: {call}.save_pretrained({str(self.path)!r})"
-            raise ConfigError(f"{self.path} has no tokenizer.json", hint)
-        return None
+            return TokenizerData(str(path), read_limited(path, TOKENIZER_LIMIT_BYTES), settings)
+        return read_vocabulary(self.path, settings)
 
     def _tokenizer_settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {}
@@ -96,8 +95,11 @@ class ModelFolder:
         return settings
 
     def chat_templates(self) -> dict[str, str]:
-        """Read chat_template.jinja and additional templates, else those of tokenizer_config.json."""
-        return read_templates(self.path)
+        """Read chat_template.jinja and additional templates, else those of tokenizer_config.json.
+
+        Without any, a tekken.json implies one.
+        """
+        return read_templates(self.path) or read_conversation(self.path)
 
     def sentence_settings(self) -> SentenceSettings | None:
         """Read the settings of sentence-transformers; None if the model has none."""

@@ -28,6 +28,7 @@ from quire.weights.safetensors import INDEX_NAME, read_index, weight_files
 from quire.weights.sentence import MODULE_SETTINGS, MODULE_WEIGHTS, SETTINGS
 from quire.weights.source import ModelSource, OverriddenSource
 from quire.weights.templates import ADDITIONAL
+from quire.weights.vocabularies.files import FILES as VOCABULARIES
 
 DEMO = Path(__file__).parent.parent / "assets" / "demo"
 EMBEDDED = {"demo": DEMO, "demo-draft": DEMO.with_name("demo-draft")}
@@ -214,7 +215,11 @@ class _Repository:
 
     def _take(self, revision: str, names: list[str] | None, local: bool) -> Path:
         """Fetch small files, then the weights they name. `names` are the files of the repository."""
-        small = [glob.escape(n) for n in names if _is_small(n)] if names else PATTERNS
+        if names:
+            others = () if "tokenizer.json" in names else VOCABULARIES
+            small = [glob.escape(name) for name in names if _is_small(name) or name in others]
+        else:
+            small = [*PATTERNS, *VOCABULARIES]
         folder = self._snapshot(revision, small, local)
         if not self._weights:
             return folder

@@ -151,8 +151,15 @@ ROOMS = (
         ("weights/formats", "weights/quantized.py"),
     ),
     Room(
+        "vocabularies",
+        725,
+        "tokenizers of what other files than a tokenizer.json say: splits, byte-level BPE, pieces, ranks, "
+        "conversations",
+        ("weights/vocabularies",),
+    ),
+    Room(
         "gguf",
-        3_330,
+        3_060,
         "GGUF files: container, blocks, configuration, tokenizers, pooling: could be deleted, with its lines "
         "in weights/hub.py",
         ("weights/gguf",),

@@ -184,9 +184,8 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
         tokenizer_of(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"x")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="neither a file of SentencePiece nor ranks"):
         find_tokenizer(ModelFolder.at(tmp_path))
-    assert "save_pretrained" in (caught.value.hint or "")
     for broken in ("{", "[]", "{}", '{"model": {"vocab": 3}}', "\xff", "[" * 100_000):
         (tmp_path / "tokenizer.json").write_text(broken, encoding="latin-1")
         with pytest.raises(ConfigError) as caught:

@@ -239,6 +239,23 @@ def test_templates_for_other_uses_are_fetched(hub: Hub, cache: Path) -> None:
     assert hub.files_asked() == wanted_files("model.safetensors") | {name}
 
 
+VOCABULARIES = {"tekken.json": b"{}", "tiktoken.model": b"", "vocab.json": b"{}", "merges.txt": b""}
+
+
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_other_tokenizers_are_fetched_where_there_is_no_tokenizer_json(
+    has_tokenizer: bool, hub: Hub, cache: Path
+) -> None:
+    hub.repositories[MODEL][OLD] |= VOCABULARIES
+    if not has_tokenizer:
+        del hub.repositories[MODEL][OLD]["tokenizer.json"]
+    fetch(hub, cache)
+    wanted = wanted_files("model.safetensors")
+    assert hub.files_asked() == (
+        wanted if has_tokenizer else wanted - {"tokenizer.json"} | VOCABULARIES.keys()
+    )
+
+
 def test_every_file_comes_from_one_commit_though_the_branch_moves(hub: Hub, cache: Path) -> None:
     hub.move_to = NEW
     folder = fetch(hub, cache)

@@ -1,4 +1,4 @@
-"""What a GGUF file leaves out or writes otherwise about the tokenizers of encoders."""
+"""The parts of encoders' tokenizers that a GGUF file leaves out or writes otherwise."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 from quire.errors import ConfigError
 from quire.weights.gguf.metadata import Metadata
 from quire.weights.vocabularies.pieces import INSIDE
-from quire.weights.vocabularies.tokens import CONTROL, SPACE, Tokens
+from quire.weights.vocabularies.tokens import CONTROL, SPACE, TokenTable
 
 _NAMES = {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}  # where a file does not say
 _OTHER = {"cls_token": "bos_token", "sep_token": "eos_token"}  # keys that some files have instead
 
 
-def in_words(tokens: Tokens) -> Tokens:
+def in_words(tokens: TokenTable) -> TokenTable:
     """Return BERT's tokens as in a checkpoint: those inside a word marked, not those that begin one.
 
     Raises ConfigError if special ones are missing.

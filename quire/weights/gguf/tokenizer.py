@@ -18,7 +18,7 @@ from quire.weights.source import TokenizerData
 from quire.weights.vocabularies.byte_level import byte_level
 from quire.weights.vocabularies.pieces import bpe, merges_of_scores, unigram, word_pieces
 from quire.weights.vocabularies.splits import split_of, unnamed_split
-from quire.weights.vocabularies.tokens import Tokens, surrounded
+from quire.weights.vocabularies.tokens import TokenTable, surrounded
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def tokenizer_of(tokens: FileTokens) -> TokenizerData:
     return _named(tokens, data, {"add_bos_token": begins})
 
 
-def _named(tokens: Tokens, data: dict[str, Any], settings: dict[str, Any]) -> TokenizerData:
+def _named(tokens: TokenTable, data: dict[str, Any], settings: dict[str, Any]) -> TokenizerData:
     return replace(tokens.data(data, settings), where=f"the tokenizer of {tokens.where}")
 
 

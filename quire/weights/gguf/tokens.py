@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quire.errors import ConfigError
 from quire.weights.gguf.metadata import Metadata
-from quire.weights.vocabularies.tokens import CONTROL, NORMAL, Tokens
+from quire.weights.vocabularies.tokens import CONTROL, NORMAL, TokenTable
 
 _NO_TOKEN = (1 << 32) - 1
 # Names of tokens in tokenizer_config.json, and in keys of the metadata, the third as the format spells it
@@ -37,7 +37,7 @@ _ENDING_OTHERWISE = {"<|end|>", "<|end_of_text|>", "</s>", "<eos>"}
 
 
 @dataclass(frozen=True, slots=True)
-class FileTokens(Tokens):
+class FileTokens(TokenTable):
     """The tokens of a file, and the metadata that they come from."""
 
     metadata: Metadata

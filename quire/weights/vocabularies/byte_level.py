@@ -5,29 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quire.weights.vocabularies.spelling import spelled
 from quire.weights.vocabularies.splits import Split
-from quire.weights.vocabularies.tokens import Tokens, tokenizer_json
+from quire.weights.vocabularies.tokens import TokenTable, tokenizer_json
 
 BPE = {"type": "BPE", "dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
 
 
-def _alphabet() -> str:
-    """Return GPT-2's spelling of the 256 bytes: printable Latin-1 as itself, the others from U+0100 on."""
-    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return "".join(chr(byte if byte in plain else next(others)) for byte in range(256))
-
-
-BYTE_ALPHABET = _alphabet()
-
-
-def spelled(token: bytes) -> str:
-    """Return the spelling of a token in a byte-level vocabulary."""
-    return token.decode("latin-1").translate(BYTE_ALPHABET)
-
-
 def byte_level(
-    tokens: Tokens, merges: Sequence[Any], split: Split, add_prefix_space: bool = False
+    tokens: TokenTable, merges: Sequence[Any], split: Split, add_prefix_space: bool = False
 ) -> dict[str, Any]:
     """Return the tokenizer of these merges, with texts split before."""
     passes = [
@@ -57,11 +43,12 @@ def merges_of_ranks(ranks: Mapping[bytes, int]) -> list[tuple[str, str]]:
 
     Of the pairs that make one token, those of lower ranks come first.
     """
+    get = ranks.get
     found = [
-        (number, ranks[token[:at]], ranks[token[at:]])
+        (number, left, right)
         for token, number in ranks.items()
         for at in range(1, len(token))
-        if token[:at] in ranks and token[at:] in ranks
+        if (left := get(token[:at])) is not None and (right := get(token[at:])) is not None
     ]
     found.sort()
     spellings = {number: spelled(token) for token, number in ranks.items()}

@@ -16,7 +16,7 @@ from quire.weights.vocabularies.tokens import (
     SPACE,
     UNKNOWN,
     UNUSED,
-    Tokens,
+    TokenTable,
     surrounded,
     tokenizer_json,
 )
@@ -26,8 +26,19 @@ _LONGEST_PIECE = 256  # characters; SentencePiece allows 16 unless told otherwis
 _LONGEST_WORD = 100  # characters; as in BERT
 
 
-def bpe(tokens: Tokens, merges: Sequence[Any], spaced: bool) -> dict[str, Any]:
-    """Return the tokenizer of these merges; a text begins with a space if `spaced`."""
+def bpe(
+    tokens: TokenTable,
+    merges: Sequence[Any],
+    spaced: bool,
+    charsmap: bytes = b"",
+    whole_words: bool = False,
+    only_first: bool = False,
+) -> dict[str, Any]:
+    """Return the tokenizer of these merges.
+
+    `charsmap` replaces characters before, if it is not empty; white space is one space each if `whole_words`.
+    A text begins with a space if `spaced`, and so does one after a control token unless `only_first`.
+    """
     unknown = tokens.ids.get("unk_token")
     model = {
         **BPE,
@@ -38,22 +49,46 @@ def bpe(tokens: Tokens, merges: Sequence[Any], spaced: bool) -> dict[str, Any]:
         "unk_token": None if unknown is None else tokens.texts[unknown],
         "fuse_unk": True,
     }
-    to_pieces: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]
-    to_text: list[dict[str, Any]] = [
+    data = tokenizer_json(tokens, model)
+    data["decoder"] = _joined(spaced)
+    before = [*_replaced(charsmap)]
+    if whole_words:
+        before.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+        before.append({"type": "Strip", "strip_left": True, "strip_right": True})
+    if only_first and spaced:
+        first = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False}
+        data["pre_tokenizer"] = first
+    else:
+        before += _marked(spaced)
+    data["normalizer"] = {"type": "Sequence", "normalizers": before}
+    return data
+
+
+def _marked(spaced: bool) -> list[dict[str, Any]]:
+    """Return the normalizers that write spaces as pieces do, and another one before the text if `spaced`."""
+    before = [{"type": "Prepend", "prepend": SPACE}] if spaced else []
+    return [*before, {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]
+
+
+def _joined(spaced: bool) -> dict[str, Any]:
+    """Return the decoder of pieces, some of which may be bytes."""
+    parts: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
     if spaced:
-        to_pieces.insert(0, {"type": "Prepend", "prepend": SPACE})
-        to_text.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    data = tokenizer_json(tokens, model)
-    data["normalizer"] = {"type": "Sequence", "normalizers": to_pieces}
-    data["decoder"] = {"type": "Sequence", "decoders": to_text}
-    return data
+        parts.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {"type": "Sequence", "decoders": parts}
 
 
-def merges_of_scores(tokens: Tokens, scores: Sequence[float]) -> list[tuple[str, str]]:
+def _replaced(charsmap: bytes) -> list[dict[str, Any]]:
+    """Return the normalizer that replaces characters; none for an empty map."""
+    text = base64.b64encode(charsmap).decode("ascii")
+    return [{"type": "Precompiled", "precompiled_charsmap": text}] if charsmap else []
+
+
+def merges_of_scores(tokens: TokenTable, scores: Sequence[float]) -> list[tuple[str, str]]:
     """Return the merges that the scores of the pieces mean: the piece of the highest score first."""
     _check(tokens, scores)
     found: list[tuple[float, int, int, int, int, str, str]] = []
@@ -74,7 +109,7 @@ def merges_of_scores(tokens: Tokens, scores: Sequence[float]) -> list[tuple[str,
 
 
 def unigram(
-    tokens: Tokens, scores: Sequence[float], charsmap: bytes, spaced: bool, whole_words: bool
+    tokens: TokenTable, scores: Sequence[float], charsmap: bytes, spaced: bool, whole_words: bool
 ) -> dict[str, Any]:
     """Return the tokenizer that cuts a text into the pieces of the highest scores.
 
@@ -93,22 +128,24 @@ def unigram(
     }
     marking = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always" if spaced else "never"}
     data = tokenizer_json(tokens, model)
-    if charsmap:
-        text = base64.b64encode(charsmap).decode("ascii")
-        data["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": text}
-    passes = [{"type": "WhitespaceSplit"}, marking] if whole_words else [marking]
-    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": passes}
-    data["decoder"] = marking
+    before = _replaced(charsmap)
+    if whole_words:
+        passes = [{"type": "WhitespaceSplit"}, marking]
+        data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": passes}
+    else:
+        before += _marked(spaced)
+    data["normalizer"] = {"type": "Sequence", "normalizers": before} if before else None
+    data["decoder"] = _joined(spaced) if BYTE in tokens.types else marking
     return data
 
 
-def _check(tokens: Tokens, scores: Sequence[float]) -> None:
+def _check(tokens: TokenTable, scores: Sequence[float]) -> None:
     if len(scores) != len(tokens.texts):
         raise ConfigError(f"{tokens.where}: {len(tokens.texts):,} tokens have {len(scores):,} scores")
 
 
-def word_pieces(tokens: Tokens, lowercase: bool | None = None) -> dict[str, Any]:
-    """Return BERT's tokenizer. Without a word about it, letters are small if no token is a single capital."""
+def word_pieces(tokens: TokenTable) -> dict[str, Any]:
+    """Return BERT's tokenizer, which makes letters small if no token is a single capital letter."""
     model = {
         "type": "WordPiece",
         "vocab": tokens.vocabulary,
@@ -117,7 +154,7 @@ def word_pieces(tokens: Tokens, lowercase: bool | None = None) -> dict[str, Any]
         "max_input_chars_per_word": _LONGEST_WORD,
     }
     data = tokenizer_json(tokens, model)
-    small = tokens.vocabulary.keys().isdisjoint(ascii_uppercase) if lowercase is None else lowercase
+    small = tokens.vocabulary.keys().isdisjoint(ascii_uppercase)
     data["normalizer"] = {
         "type": "BertNormalizer",
         "clean_text": True,

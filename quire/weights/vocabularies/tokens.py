@@ -16,7 +16,7 @@ _WHOLE = ("bos_token", "eos_token", "unk_token")  # matched as a whole, whatever
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenTable:
     """The tokens of a file: ids by text, the texts and types by id, and the ids of named ones."""
 
     where: str
@@ -31,7 +31,7 @@ class Tokens:
         return TokenizerData(self.where, content, named | dict(settings))
 
 
-def tokenizer_json(tokens: Tokens, model: Mapping[str, Any]) -> dict[str, Any]:
+def tokenizer_json(tokens: TokenTable, model: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tokenizer.json with this model, and the tokens that are matched as a whole."""
     named = {tokens.ids[name] for name in _WHOLE if name in tokens.ids}
     whole = [
@@ -59,7 +59,7 @@ def added_token(number: int, text: str, special: bool) -> dict[str, Any]:
 
 
 def surrounded(
-    tokens: Tokens, first: str | None, last: str | None, between: str | None = None
+    tokens: TokenTable, first: str | None, last: str | None, between: str | None = None
 ) -> dict[str, Any]:
     """Return a post-processor that puts tokens around every text, and another between the two of a pair.
 
