@@ -318,9 +318,9 @@ def _pickle_hint(names: list[str]) -> str:
     if pickles := [name for name in names if name.endswith(PICKLES)]:
         return (
             f"{pickles[0]} may be a pickle, which can run any code when opened: it is never read. "
-            "Use a safetensors version of the model (on the hub, a pull request of the conversion bot may have "
-            "one: --revision refs/pr/NUMBER), or convert it where you trust it: load it with transformers and "
-            "call save_pretrained(folder)"
+            "Use a safetensors version of the model (on the hub, a pull request of the conversion bot may "
+            "have one: --revision refs/pr/NUMBER), or convert it where you trust it: load it with "
+            "transformers and call save_pretrained(folder)"
         )
     if ggufs := [name for name in names if name.endswith(".gguf")]:
         return f"to use {ggufs[0]}, fetch it and give the path of the file"
