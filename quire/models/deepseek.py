@@ -14,9 +14,16 @@ from typing import Any
 
 from quire.images.vision import Vision
 from quire.models.config import ModelConfig
-from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, query_growth, rotate
-from quire.models.moe import (
+from quire.models.layers import (
     GATE_UP_DOWN,
+    embed_tokens,
+    gated_mlp,
+    head,
+    project_qkv,
+    query_growth,
+    rotate,
+)
+from quire.models.moe import (
     biased_routing,
     expert_stack,
     fused_experts,

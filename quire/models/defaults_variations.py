@@ -182,3 +182,55 @@ GPT_NEOX: Defaults = {
     "attention_bias": True,
     "use_parallel_residual": True,
 }
+# Of the code that is published with the checkpoints, which state all of it; transformers has no classes.
+BAILING: Defaults = {
+    **PLAIN,
+    "vocab_size": 126464,
+    "intermediate_size": 5632,
+    "max_position_embeddings": 16384,
+    "use_bias": False,
+    "use_qkv_bias": False,
+    "use_qk_norm": False,
+    "first_k_dense_replace": 0,
+    "norm_topk_prob": True,
+    "num_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1408,
+    "moe_shared_expert_intermediate_size": None,
+}
+BAILING2: Defaults = {
+    **BAILING,
+    "vocab_size": 157184,
+    "intermediate_size": 5120,
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 0.5,
+    "use_qk_norm": True,
+    "first_k_dense_replace": 1,
+    "n_group": 8,
+    "topk_group": 4,
+    "num_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "routed_scaling_factor": 2.5,
+}
+EXAONE: Defaults = {
+    **PLAIN,
+    "vocab_size": 102400,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 4096,
+}
+INTERNLM2: Defaults = {
+    **PLAIN,
+    "vocab_size": 92544,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "bias": False,
+}
+INTERNLM3: Defaults = {
+    **PLAIN,
+    "vocab_size": 128512,
+    "intermediate_size": 10240,
+    "max_position_embeddings": 32768,
+}

@@ -9,6 +9,8 @@ from quire.models.config import Fields, ModelConfig
 from quire.program import Builder, Names, Value
 from quire.program.rope import Rope
 
+GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")  # the matrices of an MLP with a gate
+
 
 def project_qkv(
     b: Builder, cfg: ModelConfig, h: Value, p: Names, bias: bool = False
@@ -54,14 +56,20 @@ def convolved_qkv(
 
 
 def gated_mlp(
-    b: Builder, cfg: ModelConfig, h: Value, p: Names, bias: bool = False, width: int | None = None
+    b: Builder,
+    cfg: ModelConfig,
+    h: Value,
+    p: Names,
+    bias: bool = False,
+    width: int | None = None,
+    names: tuple[str, str, str] = GATE_UP_DOWN,
 ) -> Value:
     """Return down(activation(gate h) * up h); `width` instead of intermediate_size."""
     width = width or cfg.intermediate_size
-    gate = b.linear(h, p / "gate_proj", width, bias=bias)
-    up = b.linear(h, p / "up_proj", width, bias=bias)
+    gate = b.linear(h, p / names[0], width, bias=bias)
+    up = b.linear(h, p / names[1], width, bias=bias)
     inner = b.gated_activation(gate, up, cfg.hidden_act)
-    return b.linear(inner, p / "down_proj", cfg.hidden_size, bias=bias)
+    return b.linear(inner, p / names[2], cfg.hidden_size, bias=bias)
 
 
 def plain_mlp(

@@ -8,7 +8,7 @@ from typing import Literal, TypedDict
 from quire.errors import ConfigError, quoted
 from quire.images.vision import Vision
 from quire.models.config import ModelConfig
-from quire.models.layers import embed_tokens, gated_mlp, head, project_qkv, rotate
+from quire.models.layers import GATE_UP_DOWN, embed_tokens, gated_mlp, head, project_qkv, rotate
 from quire.models.tower import place_images
 from quire.program import Builder, Names, Rows, Value, WeightSpec
 from quire.program.ops.experts import ExpertWeights, Routing
@@ -21,9 +21,6 @@ class ExpertOptions(TypedDict):
 
     routing: Routing
     activation: str
-
-
-GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
 
 
 def expert_stack(

@@ -11,6 +11,11 @@ GPT2 = {
     "hidden_act": "activation_function",
     "rms_norm_eps": "layer_norm_epsilon",
 }
+EXAONE = {
+    "num_hidden_layers": "num_layers",
+    "hidden_act": "activation_function",
+    "rms_norm_eps": "layer_norm_epsilon",
+}
 GPT_NEOX = {
     "rms_norm_eps": "layer_norm_eps",
     "rope_theta": "rotary_emb_base",

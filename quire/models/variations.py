@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.models import defaults, defaults_latent, defaults_variations
 from quire.models.afmoe import afmoe
+from quire.models.bailing import bailing, bailing2
 from quire.models.bitnet import bitnet
 from quire.models.cohere2 import cohere
 from quire.models.deepseek import youtu
@@ -13,17 +14,19 @@ from quire.models.gpt_neox import gpt_neox
 from quire.models.gpt_neox import unused as unused_of_neox
 from quire.models.granite import granite_moe
 from quire.models.granite_variations import granite_moe_swa, granite_swa, hyperclovax
-from quire.models.left_out import mtp
+from quire.models.left_out import later_layers, mtp
 from quire.models.llama import arcee, cwm, helium, llama
+from quire.models.llama_renamed import exaone, internlm2
 from quire.models.mellum import mellum
 from quire.models.nemotron import jais2, nemotron
 from quire.models.olmo import olmo
 from quire.models.phi import phi
-from quire.models.spelled import GPT_NEOX
+from quire.models.spelled import EXAONE, GPT_NEOX
 from quire.models.windows import all_but_fourth_from_first, all_but_stated
 
 _EXPERTS = {"num_experts": "num_local_experts"}
 _NO_OTHER_NAME = {"num_experts": "num_experts"}  # num_local_experts means nothing there
+_OF_BAILING = {"n_shared_experts": "num_shared_experts", "num_experts": "num_experts"}
 
 VARIATIONS: dict[str, Family] = {
     "MellumForCausalLM": Family(
@@ -58,6 +61,28 @@ VARIATIONS: dict[str, Family] = {
     "Jais2ForCausalLM": Family(jais2, defaults_variations.JAIS2, spelled={"rms_norm_eps": "layer_norm_eps"}),
     "GPTNeoXForCausalLM": Family(
         gpt_neox, defaults_variations.GPT_NEOX, spelled=GPT_NEOX, unused=unused_of_neox
+    ),
+    "BailingMoeForCausalLM": Family(
+        bailing,
+        defaults_variations.BAILING,
+        spelled=_OF_BAILING,
+        only={
+            "norm_head": (False,),
+            "score_function": ("softmax",),
+            "moe_router_enable_expert_bias": (False,),
+        },
+    ),
+    "BailingMoeV2ForCausalLM": Family(
+        bailing2,
+        defaults_variations.BAILING2,
+        spelled=_OF_BAILING,
+        only={"score_function": ("sigmoid",), "moe_router_enable_expert_bias": (True,)},
+        left_out=later_layers,
+    ),
+    "ExaoneForCausalLM": Family(exaone, defaults_variations.EXAONE, spelled=EXAONE),
+    "InternLM2ForCausalLM": Family(internlm2, defaults_variations.INTERNLM2),
+    "InternLM3ForCausalLM": Family(
+        llama, defaults_variations.INTERNLM3, only={"bias": (False,), "qkv_bias": (False,)}
     ),
     "ArceeForCausalLM": Family(arcee, defaults_variations.ARCEE),
     "BitNetForCausalLM": Family(bitnet, defaults_variations.BITNET),

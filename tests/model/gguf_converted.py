@@ -41,11 +41,12 @@ FOLDERS = {
 }
 # Made of random numbers, as there is no checkpoint
 MADE = {"hunyuan_moe": "hunyuan-moe", "minicpm": "minicpm", "phimoe": "phimoe", "stablelm": "stablelm"}
-MADE |= {"kimi_linear": "kimi-linear"}
+MADE |= {"kimi_linear": "kimi-linear", "bailing2": "bailingmoe2"}
 MADE |= {"arcee": "arcee", "cohere": "command-r", "granite_moe_shared": "granitemoe", "olmo": "olmo"}
 
 NAMES = {
     "model.embed_tokens": "token_embd",
+    "model.word_embeddings": "token_embd",
     "backbone.embeddings": "token_embd",
     "model.embed_tokens_per_layer": "per_layer_token_embd",
     "model.per_layer_model_projection": "per_layer_model_proj",
@@ -105,6 +106,8 @@ LAST = {
     "k_layernorm": "attn_k_norm",
     "query_layernorm": "attn_q_norm",
     "key_layernorm": "attn_k_norm",
+    "query_key_value": "attn_qkv",
+    "dense": "attn_output",
     "q_a_proj": "attn_q_a",
     "q_b_proj": "attn_q_b",
     "q_a_layernorm": "attn_q_a_norm",

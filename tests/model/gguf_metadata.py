@@ -57,6 +57,7 @@ def metadata_of(architecture: str, config: Config, later: int) -> dict[str, Any]
         "gemma4": _gemma4,
         "gemma3n": _gemma3n,
         "glm4moe": _partial,
+        "bailingmoe2": _bailing,
         "ernie4_5-moe": _ernie,
         "hunyuan-moe": _hunyuan,
         "kimi-linear": _kimi,
@@ -78,6 +79,15 @@ def _ernie(config: Config) -> dict[str, Any]:
         "expert_shared_count": count,
         # of this the converter says something else than the width of the shared experts
         "expert_shared_feed_forward_length": config["intermediate_size"] // config["num_key_value_heads"],
+    }
+
+
+def _bailing(config: Config) -> dict[str, Any]:
+    return {
+        **_partial(config),
+        "expert_shared_count": config["num_shared_experts"],
+        "expert_weights_scale": 2.5,
+        "expert_gating_func": 2,
     }
 
 

@@ -69,6 +69,10 @@ STATED: dict[str, tuple[dict[str, Any], ...]] = {
         }
         for types, rank, normed, dense in ((KINDS, None, True, 1), (KINDS[::-1], 10, True, 2))
     ),
+    "bailing2": (
+        {"partial_rotary_factor": 0.5, "norm_topk_prob": True},
+        {"partial_rotary_factor": 1.0, "use_qk_norm": False, "use_qkv_bias": True, "norm_topk_prob": False},
+    ),
     "hunyuan_moe": ({"moe_topk": [2, 2], "rope_theta": 11158839.0},),
     "minicpm": (
         # numbers that a file has exactly

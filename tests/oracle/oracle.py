@@ -28,7 +28,14 @@ COMPOSITE = (
     *("Mistral3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe"),
     *("Glm4v", "Glm46V", "Glm4vMoe", "GlmOcr", "PaddleOCRVL"),
 )
-WITHOUT_CLASS = ("MiniCPM",)  # transformers has none: only the code that is published with checkpoints
+WITHOUT_CLASS = (
+    "MiniCPM",
+    "BailingMoe",
+    "BailingMoeV2",
+    "Exaone",
+    "InternLM2",
+    "InternLM3",
+)  # transformers has none: only the code that is published with checkpoints
 OF_TEXT = ("Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
 _CONFIGS = {kind: f"{kind}TextConfig" for kind in OF_TEXT}
 _MODELS = {"GPT2": "GPT2LMHeadModel", **{kind: f"{kind}ForConditionalGeneration" for kind in COMPOSITE}}

@@ -838,6 +838,130 @@ def test_minicpm_is_granite_with_other_names(tmp_path: Path) -> None:
     assert np.abs(ours(tmp_path, ids) - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
+def packed(tensors: dict[str, Any], layer: str, groups: int, kind: str = "weight") -> np.ndarray:
+    """Return queries, keys and values in one matrix, part by part in each of so many groups."""
+    arrays = [tensors.pop(f"{layer}.self_attn.{part}_proj.{kind}") for part in "qkv"]
+    joined = np.concatenate([array.reshape(groups, -1, *array.shape[1:]) for array in arrays], axis=1)
+    return joined.reshape(-1, *arrays[0].shape[1:])
+
+
+TO_BAILING = {
+    "model.embed_tokens": "model.word_embeddings",
+    "self_attn.o_proj": "attention.dense",
+    "self_attn.q_norm": "attention.query_layernorm",
+    "self_attn.k_norm": "attention.key_layernorm",
+    "gate.e_score_correction_bias": "gate.expert_bias",
+}
+TO_EXAONE = {
+    "model.embed_tokens": "transformer.wte",
+    "model.layers": "transformer.h",
+    "model.norm": "transformer.ln_f",
+    "self_attn.o_proj": "attn.attention.out_proj",
+    "self_attn": "attn.attention",
+    "input_layernorm": "ln_1",
+    "post_attention_layernorm": "ln_2",
+    "gate_proj": "c_fc_0",
+    "up_proj": "c_fc_1",
+    "down_proj": "c_proj",
+}
+TO_INTERNLM2 = {
+    "model.embed_tokens": "model.tok_embeddings",
+    "lm_head": "output",
+    "self_attn.o_proj": "attention.wo",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+}
+OF_GLM = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "n_group": 2,
+    "topk_group": 1,
+}
+OF_GLM |= {"first_k_dense_replace": 1, "partial_rotary_factor": 0.5, "head_dim": 8, "use_qk_norm": True}
+OF_GLM |= {"routed_scaling_factor": 2.5, "rms_norm_eps": 1e-6}
+# Families without a class in transformers: one that computes the same, its settings and ours, the names of
+# tensors here, and the one of queries, keys and values together.
+RENAMED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, str], tuple[str, int]]] = {
+    "BailingMoeV2": (
+        "Glm4Moe",
+        OF_GLM | {"n_routed_experts": 8, "n_shared_experts": 1},
+        OF_GLM | {"num_shared_experts": 1},
+        TO_BAILING,
+        ("attention.query_key_value", 1),
+    ),
+    "Exaone": (
+        "Llama",
+        {"rope_scaling": {"rope_type": "llama3", **LLAMA3, **ORIGINAL}},
+        {"num_layers": 3, "rope_scaling": {"rope_type": "llama3", **LLAMA3, **ORIGINAL}},
+        TO_EXAONE,
+        ("", 1),
+    ),
+    "InternLM2": (
+        "Llama",
+        {"rope_theta": 1e6, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        {"rope_theta": 1e6, "rope_scaling": {"type": "dynamic", "factor": 2.0}, "bias": False},
+        TO_INTERNLM2,
+        ("attention.wqkv", 2),
+    ),
+    "InternLM3": ("Llama", {}, {"bias": False, "qkv_bias": False}, {}, ("", 1)),
+}
+
+
+@pytest.mark.parametrize("kind", RENAMED)
+def test_families_that_compute_what_others_do(kind: str, tmp_path: Path) -> None:
+    other, settings, own, names, (joined, groups) = RENAMED[kind]
+    model = make(other, settings, tmp_path)
+    ids = token_ids(SIZES["vocab_size"])
+    expected = theirs(model, ids)
+    tensors = load_file(tmp_path / "model.safetensors")
+    if joined:
+        for layer in range(SIZES["num_hidden_layers"]):
+            place = f"model.layers.{layer}"
+            tensors[f"{place}.{joined}.weight"] = packed(tensors, place, groups)
+    renamed = {}
+    for name, tensor in tensors.items():
+        for theirs_, ours_ in names.items():
+            name = name.replace(theirs_, ours_)
+        renamed[name] = tensor
+    save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
+    sizes = {
+        name: size for name, size in SIZES.items() if name != "num_hidden_layers" or "num_layers" not in own
+    }
+    (tmp_path / "config.json").write_text(json.dumps(sizes | own | {"architectures": [f"{kind}ForCausalLM"]}))
+    assert np.abs(ours(tmp_path, ids) - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_bailing_is_qwen2_moe_with_its_shared_expert_whole(tmp_path: Path) -> None:
+    """Theirs is times a sigmoid, which is a half for weights of zero."""
+    own = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "norm_topk_prob": True}
+    model = make("Qwen2Moe", own | {"shared_expert_intermediate_size": 40}, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.shared_expert_gate.weight.zero_()
+    ids = token_ids(SIZES["vocab_size"])
+    expected = theirs(model, ids)
+    for layer in range(SIZES["num_hidden_layers"]):
+        place = f"model.layers.{layer}"
+        for kind in ("weight", "bias"):
+            tensors[f"{place}.attention.query_key_value.{kind}"] = packed(tensors, place, 1, kind)
+        del tensors[f"{place}.mlp.shared_expert_gate.weight"]
+        tensors[f"{place}.mlp.shared_expert.down_proj.weight"] *= 0.5
+    renamed = {}
+    for name, tensor in tensors.items():
+        for theirs_, ours_ in (TO_BAILING | {"shared_expert.": "shared_experts."}).items():
+            name = name.replace(theirs_, ours_)
+        renamed[name] = tensor
+    save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
+    raw = {**SIZES, **own, "num_shared_experts": 2, "use_qkv_bias": True, "norm_head": False}
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": ["BailingMoeForCausalLM"]}))
+    assert np.abs(ours(tmp_path, ids) - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
 def test_every_family_is_compared() -> None:
     composites = {*COMPOSITES} - {f"{kind}ForConditionalGeneration" for kind in OF_TEXT}
     compared = {architecture(kind) for kind in (*(kind for _, kind, _ in CASES), *WITHOUT_CLASS)}

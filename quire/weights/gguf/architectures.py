@@ -114,6 +114,7 @@ ARCHITECTURES = {
     "kimi-linear": Architecture("KimiLinearForCausalLM", tables.KIMI_LINEAR, changes=_KDA),
     "minicpm3": Architecture("MiniCPM3ForCausalLM", tables.LATENT),
     "glm4moe": Architecture("Glm4MoeForCausalLM", tables.GLM4_MOE),
+    "bailingmoe2": Architecture("BailingMoeV2ForCausalLM", tables.BAILING2),
     "minimax-m2": Architecture("MiniMaxM2ForCausalLM", tables.MINIMAX_M2),
     "ernie4_5": Architecture("Ernie4_5ForCausalLM"),
     "ernie4_5-moe": Architecture(

@@ -37,7 +37,17 @@ _NEMOTRON = ("nemotron_h", "nemotron_h_moe")
 _BY_LAYER = ("gemma3n", "gemma4", "kimi-linear", "lfm2", "lfm2moe", "granitehybrid", *_NEMOTRON)
 _ONLY_EXPERTS = ("qwen35moe",)
 _OWN_HEADS = ("gemma4", "deepseek2", "kimi-linear", "minicpm3", *_NEMOTRON)
-_ROTATE_PART = ("phi3", "stablelm", "minimax-m2", "glm4", "glm4moe", "qwen3next", "qwen35", "qwen35moe")
+_ROTATE_PART = (
+    "phi3",
+    "stablelm",
+    "minimax-m2",
+    "glm4",
+    "glm4moe",
+    "bailingmoe2",
+    "qwen3next",
+    "qwen35",
+    "qwen35moe",
+)
 _NULL = ("q_lora_rank", "sliding_window")  # whose absence means something else than null
 
 
@@ -351,6 +361,7 @@ _OWN: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "KimiLinearForCausalLM": config_latent.kimi_linear,
     "MiniCPM3ForCausalLM": config_latent.minicpm3,
     "Glm4MoeForCausalLM": config_latent.glm4_moe,
+    "BailingMoeV2ForCausalLM": config_latent.bailing2,
     "Ministral3ForCausalLM": _ministral3,
     "Llama4ForCausalLM": _llama4,
     "Phi3ForCausalLM": _phi3,

@@ -54,6 +54,16 @@ def glm4_moe(keys: Keys) -> dict[str, Any]:
     return _router(keys) | turned | {"use_qk_norm": keys.has("attn_q_norm.weight")}
 
 
+def bailing2(keys: Keys) -> dict[str, Any]:
+    router = _router(keys)
+    return router | {
+        "num_shared_experts": router["n_shared_experts"],
+        "partial_rotary_factor": keys.rotated / keys.head_dim,
+        "use_qk_norm": keys.has("attn_q_norm.weight"),
+        "use_qkv_bias": keys.has("attn_qkv.bias"),
+    }
+
+
 def _latent(keys: Keys) -> dict[str, Any]:
     """Return the sizes of latent attention; older files state a head's where newer state the latent's."""
     heads = keys.heads

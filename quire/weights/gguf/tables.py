@@ -283,6 +283,17 @@ GLM4_MOE = {
     **_shared("mlp.shared_experts"),
     "post_attention_norm": "post_attention_layernorm",
 }
+BAILING2 = {
+    **_LATER_PREDICTION,
+    **MOE,
+    **_shared("mlp.shared_experts"),
+    "exp_probs_b.bias": "mlp.gate.expert_bias",
+    "token_embd": "model.word_embeddings",
+    "attn_qkv": "attention.query_key_value",
+    "attn_q_norm": "attention.query_layernorm",
+    "attn_k_norm": "attention.key_layernorm",
+    "attn_output": "attention.dense",
+}
 LFM2 = {
     "token_embd_norm": "model.embedding_norm",
     "output_norm": "model.embedding_norm",
