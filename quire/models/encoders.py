@@ -1,5 +1,5 @@
 """Encoders: BERT (arXiv:1810.04805), RoBERTa (1907.11692) with XLM-R (1911.02116) and CamemBERT (1911.03894),
-DistilBERT (1910.01108), MPNet (2004.09297), ModernBERT (2412.13663), and NomicBERT of a file of its own.
+DistilBERT (1910.01108), MPNet (2004.09297), ModernBERT (2412.13663), and NomicBERT and GTE of other files.
 
 Their attention goes both ways, so a text is computed whole. They give its embedding, or with a head the score
 of a pair of texts.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from quire.errors import ConfigError, quoted
-from quire.models import nomic_bert
+from quire.models import gte, nomic_bert
 from quire.models.config import FULL, SLIDING, ModelConfig, read_config, read_fields
 from quire.models.model import Model
 from quire.models.pooling import attend_both, embed_segments, ended, pool
@@ -300,6 +300,7 @@ _nomic = Encoder(
     unused=("cls.*", "pooler.*"),
     longest=nomic_bert.longest,
 )
+_gte = Encoder(gte.gte, _bert_head, gte.DEFAULTS, _EPS, gte.ONLY, ("lm_head.*", "pooler.*"))
 ENCODERS: dict[str, Encoder] = {
     "BertModel": _bert,
     "BertForMaskedLM": _bert,
@@ -315,6 +316,9 @@ ENCODERS: dict[str, Encoder] = {
     "MPNetModel": _mpnet,
     "MPNetForMaskedLM": _mpnet,
     "NomicBertModel": _nomic,
+    "NewModel": _gte,
+    "NewForMaskedLM": _gte,
+    "GteModel": _gte,
     "ModernBertModel": _modern,
     "ModernBertForMaskedLM": _modern,
 }
@@ -325,6 +329,7 @@ CROSS_ENCODERS: dict[str, Encoder] = {
     "CamembertForSequenceClassification": _camembert,
     "DistilBertForSequenceClassification": _distilbert,
     "MPNetForSequenceClassification": _mpnet,
+    "NewForSequenceClassification": _gte,
     "ModernBertForSequenceClassification": _modern,
 }
 

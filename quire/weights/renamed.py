@@ -26,6 +26,7 @@ LAYOUTS: tuple[dict[str, str], ...] = (
     {"": "transformer."},  # bare decoders, as GPT-2 was published
     {"bert.": ""},  # encoders beneath a head
     {"roberta.": ""},
+    {"new.": ""},
     {"distilbert.": ""},
     {"mpnet.": ""},
     {"model.": ""},

@@ -210,10 +210,10 @@ ROOMS = (
     ),
     Room(
         "vectors",
-        1_115,
+        1_185,
         "embeddings and scores: encoders, pooling, settings of sentence-transformers, their endpoints",
         (
-            *("models/encoders.py", "models/nomic_bert.py"),
+            *("models/encoders.py", "models/gte.py", "models/nomic_bert.py"),
             "models/pooling.py",
             "models/purpose.py",
             *("weights/sentence.py", "weights/joined.py"),

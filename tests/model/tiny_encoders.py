@@ -64,6 +64,7 @@ _NOMIC = {  # as nomic-embed-text-v1.5 has them, but for the sizes
     "rotary_emb_scale_base": None,
     "rotary_scaling_factor": None,
 }
+_GTE = {**CONFIG, "type_vocab_size": 1, "position_embedding_type": "rope", "rope_theta": 1000.0}
 _MODERN = {**CONFIG, "local_attention": 8, "max_position_embeddings": 40}
 # By what the names of architectures begin with
 ENCODERS: dict[str, dict[str, Any]] = {
@@ -75,6 +76,8 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "MPNet": {**CONFIG, "max_position_embeddings": 42},
     "ModernBert": _MODERN,
     "NomicBert": _NOMIC,
+    "New": _GTE,
+    "Gte": _GTE,
 }
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _MODULES = "sentence_transformers.models."
