@@ -20,6 +20,7 @@ from quire.weights.templates import read_templates
 from quire.weights.tensors import Tensors
 from quire.weights.vocabularies.conversations import read_conversation
 from quire.weights.vocabularies.files import read_vocabulary
+from quire.weights.vocabularies.tekken import TEKKEN, tekken_images
 
 TOKENIZER_LIMIT_BYTES = 128 << 20  # the largest published vocabularies have about 35 MB
 _CONFIG_LIMIT_BYTES = 8 << 20  # enough for a config with the ids and labels of a large vocabulary
@@ -106,7 +107,8 @@ class ModelFolder:
         return read_settings(self.path)
 
     def image_processor(self) -> dict[str, Any]:
-        """Read that part of processor_config.json, else preprocessor_config.json; {} if there is neither.
+        """Read that part of processor_config.json, else preprocessor_config.json, else that of tekken.json;
+        {} if there is none.
 
         What is null there is not stated.
         """
@@ -115,6 +117,8 @@ class ModelFolder:
             found = read_json(path, _CONFIG_LIMIT_BYTES).get("image_processor")
         if found is None and present(path := self.path / "preprocessor_config.json"):
             found = read_json(path, _CONFIG_LIMIT_BYTES)
+        if found is None and present(path := self.path / TEKKEN):
+            found = tekken_images(path)
         stated = found if isinstance(found, dict) else {}
         return {key: value for key, value in stated.items() if value is not None}
 

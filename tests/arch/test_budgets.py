@@ -140,7 +140,7 @@ ROOMS = (
     ),
     Room(
         "formats",
-        2_035,
+        2_040,
         "reading checkpoints, and storing weights in fewer bits, ours and those of other formats",
         ("weights", "quantize"),
     ),
@@ -152,7 +152,7 @@ ROOMS = (
     ),
     Room(
         "vocabularies",
-        725,
+        745,
         "tokenizers of what other files than a tokenizer.json say: splits, byte-level BPE, pieces, ranks, "
         "conversations",
         ("weights/vocabularies",),

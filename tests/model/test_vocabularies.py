@@ -161,6 +161,17 @@ def test_damaged_tekken(changes: dict[str, Any], problem: str, tmp_path: Path) -
         read(tekken_of(tmp_path, **changes))
 
 
+@pytest.mark.parametrize("name", ["image", "multimodal"])
+def test_images_of_tekken(name: str, tmp_path: Path) -> None:
+    folder = ModelFolder.at(tekken_of(tmp_path))
+    assert folder.image_processor() == {}
+    tekken_of(tmp_path, **{name: {"image_patch_size": 14, "max_image_size": 1540, "spatial_merge_size": 2}})
+    found = folder.image_processor()
+    assert (found["patch_size"]["height"], found["size"]) == (14, {"longest_edge": 1540})
+    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "Another"}')
+    assert folder.image_processor() == {"image_processor_type": "Another"}
+
+
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "now", "arguments": '{"zone": "é"}'}}
 TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
 MESSAGES = [

@@ -37,9 +37,16 @@ class _Settings(msgspec.Struct):
     version: str
 
 
+class _Image(msgspec.Struct):
+    image_patch_size: int
+    max_image_size: int
+
+
 class _Version(msgspec.Struct):
     config: _Settings
     special_tokens: list[_Special] | None = None
+    image: _Image | None = None
+    multimodal: _Image | None = None  # the same, in older files
 
 
 class _Tekken(_Version, kw_only=True):
@@ -87,6 +94,20 @@ def tekken_version(path: Path) -> tuple[str, frozenset[str]]:
     file = _decoded(path, _Version)
     stated = _SPECIAL if file.special_tokens is None else [token.token_str for token in file.special_tokens]
     return file.config.version, frozenset(stated)
+
+
+def tekken_images(path: Path) -> dict[str, Any]:
+    """Return what a preprocessor_config.json of Pixtral would say; {} for a model without images."""
+    file = _decoded(path, _Version)
+    if (stated := file.image or file.multimodal) is None:
+        return {}
+    return {
+        "image_processor_type": "PixtralImageProcessorFast",
+        "patch_size": {"height": stated.image_patch_size, "width": stated.image_patch_size},
+        "size": {"longest_edge": stated.max_image_size},
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+    }
 
 
 def _decoded(path: Path, kind: type[_File]) -> _File:
