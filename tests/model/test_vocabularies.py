@@ -91,6 +91,12 @@ def test_special_tokens_of_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert 262 not in tokenizer.special_ids
 
 
+def test_a_token_that_was_there_before_has_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ranks._KNOWN, 261, ranks._Known("qwen2", ("<one>",), {}))
+    tokenizer = read(tiktoken_of(tmp_path, [*LETTERS, b"a", *WORDS]))
+    assert tokenizer.encode("hello w") == [258, ord("o"), 260]
+
+
 def test_ranks_that_are_not_known_or_damaged(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="256 ranks, of no tokenizer"):
         read(tiktoken_of(tmp_path, LETTERS))

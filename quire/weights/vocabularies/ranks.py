@@ -62,13 +62,15 @@ def has_ranks(text: bytes) -> bool:
 def tiktoken(path: Path, text: bytes, settings: Mapping[str, Any]) -> TokenizerData:
     """Return the tokenizer of a file of ranks. Raises ConfigError for one that is not known.
 
-    Tokens that `settings` state have their names from there.
+    Ranks count the lines, but for those with a token that was there before, as in Hunyuan's code. Special
+    tokens have their names from `settings` where these state them.
     """
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         token, _, rank = line.partition(b" ")
         try:
-            ranks[binascii.a2b_base64(token, strict_mode=True)] = int(rank)
+            int(rank)
+            ranks.setdefault(binascii.a2b_base64(token, strict_mode=True), len(ranks))
         except ValueError:
             what = f"{path}, line {number}: no token in base64 and its rank"
             raise ConfigError(what, hint_for(text)) from None
