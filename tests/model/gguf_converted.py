@@ -41,12 +41,17 @@ FOLDERS = {
 }
 # Made of random numbers, as there is no checkpoint
 MADE = {"hunyuan_moe": "hunyuan-moe", "minicpm": "minicpm", "phimoe": "phimoe", "stablelm": "stablelm"}
-MADE |= {"kimi_linear": "kimi-linear", "bailing2": "bailingmoe2"}
+MADE |= {"kimi_linear": "kimi-linear", "bailing2": "bailingmoe2", "exaone3": "exaone"}
 MADE |= {"arcee": "arcee", "cohere": "command-r", "granite_moe_shared": "granitemoe", "olmo": "olmo"}
 
 NAMES = {
     "model.embed_tokens": "token_embd",
     "model.word_embeddings": "token_embd",
+    "transformer.wte": "token_embd",
+    "transformer.ln_f": "output_norm",
+    "ln_1": "attn_norm",
+    "ln_2": "ffn_norm",
+    "attn.attention.out_proj": "attn_output",
     "backbone.embeddings": "token_embd",
     "model.embed_tokens_per_layer": "per_layer_token_embd",
     "model.per_layer_model_projection": "per_layer_model_proj",
@@ -107,6 +112,9 @@ LAST = {
     "query_layernorm": "attn_q_norm",
     "key_layernorm": "attn_k_norm",
     "query_key_value": "attn_qkv",
+    "c_fc_0": "ffn_gate",
+    "c_fc_1": "ffn_up",
+    "c_proj": "ffn_down",
     "dense": "attn_output",
     "q_a_proj": "attn_q_a",
     "q_b_proj": "attn_q_b",
@@ -197,7 +205,7 @@ def layer_of(name: str, config: Config) -> tuple[str, str]:
     last = config["num_hidden_layers"]
     if match := re.fullmatch(r"mtp\.layers\.(\d+)\.(.+)", name):
         return f"blk.{last + int(match[1])}.", match[2]
-    if match := re.fullmatch(r"(?:model|backbone)\.layers\.(\d+)\.(.+)", name):
+    if match := re.fullmatch(r"(?:(?:model|backbone)\.layers|transformer\.h)\.(\d+)\.(.+)", name):
         return f"blk.{match[1]}.", match[2]
     return (f"blk.{last}.", name) if name.startswith("mtp.") else ("", name)
 

@@ -73,6 +73,10 @@ STATED: dict[str, tuple[dict[str, Any], ...]] = {
         {"partial_rotary_factor": 0.5, "norm_topk_prob": True},
         {"partial_rotary_factor": 1.0, "use_qk_norm": False, "use_qkv_bias": True, "norm_topk_prob": False},
     ),
+    "exaone3": tuple(
+        {"rope_scaling": None, "layer_norm_epsilon": 1e-6, "tie_word_embeddings": tied}
+        for tied in (False, True)
+    ),
     "hunyuan_moe": ({"moe_topk": [2, 2], "rope_theta": 11158839.0},),
     "minicpm": (
         # numbers that a file has exactly

@@ -120,6 +120,7 @@ ARCHITECTURES = {
     "ernie4_5-moe": Architecture(
         "Ernie4_5_MoeForCausalLM", tables.ERNIE4_5_MOE, changes={"exp_probs_b.bias": Alteration(form="row")}
     ),
+    "exaone": Architecture("ExaoneForCausalLM", tables.EXAONE, layers="transformer.h"),
     "exaone4": Architecture("Exaone4ForCausalLM", tables.NORMS_AFTER),
     "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", tables.HUNYUAN),
     "hunyuan-moe": Architecture("HunYuanMoEV1ForCausalLM", tables.HUNYUAN_MOE),

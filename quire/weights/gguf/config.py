@@ -306,6 +306,11 @@ def _mistral(keys: Keys) -> dict[str, Any]:
     return {"sliding_window": keys.optional_size("attention.sliding_window")}
 
 
+def _exaone(keys: Keys) -> dict[str, Any]:
+    eps = keys.number("attention.layer_norm_rms_epsilon")
+    return {"num_layers": keys.layers, "layer_norm_epsilon": eps}
+
+
 def _exaone4(keys: Keys) -> dict[str, Any]:
     """A file of a model without windows, such as the 1.2B, states none."""
     return {"sliding_window": None, **window(keys)}
@@ -382,6 +387,7 @@ _OWN: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "Qwen2MoeForCausalLM": _qwen2_moe,
     "MiniMaxM2ForCausalLM": _minimax_m2,
     "Olmo3ForCausalLM": window,
+    "ExaoneForCausalLM": _exaone,
     "Exaone4ForCausalLM": _exaone4,
     "GptOssForCausalLM": _gpt_oss,
     "BertModel": config_encoders.bert,

@@ -52,6 +52,19 @@ GPT2 = {
     "ffn_up": "mlp.c_fc",
     "ffn_down": "mlp.c_proj",
 }
+EXAONE = {
+    "token_embd": "transformer.wte",
+    "output_norm": "transformer.ln_f",
+    "attn_norm": "ln_1",
+    "attn_q": "attn.attention.q_proj",
+    "attn_k": "attn.attention.k_proj",
+    "attn_v": "attn.attention.v_proj",
+    "attn_output": "attn.attention.out_proj",
+    "ffn_norm": "ln_2",
+    "ffn_gate": "mlp.c_fc_0",
+    "ffn_up": "mlp.c_fc_1",
+    "ffn_down": "mlp.c_proj",
+}
 
 _ENCODER = {"token_embd": "embeddings.word_embeddings", "token_types": "embeddings.token_type_embeddings"}
 _BERT = {
