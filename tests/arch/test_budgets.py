@@ -159,7 +159,7 @@ ROOMS = (
     ),
     Room(
         "gguf",
-        3_110,
+        3_135,
         "GGUF files: container, blocks, configuration, tokenizers, pooling: could be deleted, with its lines "
         "in weights/hub.py",
         ("weights/gguf",),

@@ -42,6 +42,7 @@ FOLDERS = {
 # Made of random numbers, as there is no checkpoint
 MADE = {"hunyuan_moe": "hunyuan-moe", "minicpm": "minicpm", "phimoe": "phimoe", "stablelm": "stablelm"}
 MADE |= {"kimi_linear": "kimi-linear", "bailing2": "bailingmoe2", "exaone3": "exaone"}
+MADE |= {"phi": "phi2", "nemotron": "nemotron"}
 MADE |= {"arcee": "arcee", "cohere": "command-r", "granite_moe_shared": "granitemoe", "olmo": "olmo"}
 
 NAMES = {
@@ -112,6 +113,8 @@ LAST = {
     "query_layernorm": "attn_q_norm",
     "key_layernorm": "attn_k_norm",
     "query_key_value": "attn_qkv",
+    "fc1": "ffn_up",
+    "fc2": "ffn_down",
     "c_fc_0": "ffn_gate",
     "c_fc_1": "ffn_up",
     "c_proj": "ffn_down",
@@ -269,6 +272,8 @@ def _one(
     module, _, suffix = rest.rpartition(".")
     part = _part(architecture, module, suffix)
     if architecture.startswith("qwen3") and part.endswith("norm") and part != "ssm_norm":
+        array = array + 1
+    if architecture == "nemotron" and part.endswith("norm") and suffix == "weight":
         array = array + 1
     if architecture.startswith("qwen35") and "linear_attn" in rest:
         array = _tiled(config, part, array)

@@ -62,6 +62,8 @@ def metadata_of(architecture: str, config: Config, later: int) -> dict[str, Any]
         "hunyuan-moe": _hunyuan,
         "kimi-linear": _kimi,
         "minicpm": _minicpm,
+        "nemotron": _nemotron_4,
+        "phi2": _phi2,
         "phimoe": _phimoe,
         "stablelm": _stablelm,
     }
@@ -89,6 +91,14 @@ def _bailing(config: Config) -> dict[str, Any]:
         "expert_weights_scale": 2.5,
         "expert_gating_func": 2,
     }
+
+
+def _phi2(config: Config) -> dict[str, Any]:
+    return {**_partial(config), "attention.layer_norm_epsilon": config["layer_norm_eps"]}
+
+
+def _nemotron_4(config: Config) -> dict[str, Any]:
+    return {**_partial(config), "attention.layer_norm_epsilon": config["norm_eps"]}
 
 
 def _hunyuan(config: Config) -> dict[str, Any]:

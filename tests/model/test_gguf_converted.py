@@ -77,6 +77,11 @@ STATED: dict[str, tuple[dict[str, Any], ...]] = {
         {"rope_scaling": None, "layer_norm_epsilon": 1e-6, "tie_word_embeddings": tied}
         for tied in (False, True)
     ),
+    "phi": ({"qk_layernorm": False, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},),
+    "nemotron": (
+        {"norm_eps": 1e-5, "partial_rotary_factor": 0.5, "mlp_bias": False},
+        {"norm_eps": 1e-5, "partial_rotary_factor": 1.0, "mlp_bias": True, "attention_bias": True},
+    ),
     "hunyuan_moe": ({"moe_topk": [2, 2], "rope_theta": 11158839.0},),
     "minicpm": (
         # numbers that a file has exactly
@@ -122,7 +127,11 @@ def made(name: str, stated: dict[str, Any], folder: Path) -> tuple[Path, dict[st
             shape = (heads * rows, width)
         if spec.rows is not None:  # a part of what is stored
             shape = (*shape[:-2], shape[-2] // spec.rows.taken * spec.rows.period, shape[-1])
-        tensors |= {source: rng.standard_normal(shape).astype(np.float32) for source in spec.sources}
+        for source in spec.sources:
+            array = rng.standard_normal(shape).astype(np.float32)
+            if "norm" in source:  # such that one more, and less, is itself
+                array = array.astype(np.float16).astype(np.float32)
+            tensors[source] = array
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(raw))
     save_file(tensors, folder / "model.safetensors")

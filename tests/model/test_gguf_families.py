@@ -237,7 +237,7 @@ NOT_IN_GGUF |= {"OlmoHybridForCausalLM"}
 NOT_IN_GGUF |= {"ExaoneMoeForCausalLM", "Cohere2MoeForCausalLM", "MiMoV2FlashForCausalLM", "BambaForCausalLM"}
 # GraniteMoe is read as GraniteMoeShared without a shared expert.
 NOT_IN_GGUF |= {f"{name}ForCausalLM" for name in ("Afmoe", "Cwm", "GPTNeoX", "Glm", "GraniteMoe", "Mellum")}
-NOT_IN_GGUF |= {f"{name}ForCausalLM" for name in ("Nemotron", "Phi", "Youtu", "BitNet", "Helium")}
+NOT_IN_GGUF |= {f"{name}ForCausalLM" for name in ("Youtu", "BitNet", "Helium")}
 NOT_IN_GGUF |= {f"{name}ForCausalLM" for name in ("GraniteSWA", "GraniteMoeSWA", "HyperCLOVAX", "Jais2")}
 NOT_IN_GGUF |= {f"{name}ForCausalLM" for name in ("BailingMoe", "InternLM2", "InternLM3")}
 NOT_IN_GGUF |= {"MinistralForCausalLM"}  # such files say llama

@@ -8,7 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.errors import ConfigError, did_you_mean, quoted
-from quire.weights.gguf import config_encoders, config_experts, config_gemma, config_latent, config_states
+from quire.weights.gguf import (
+    config_encoders,
+    config_experts,
+    config_gemma,
+    config_latent,
+    config_layer_norm,
+    config_states,
+)
 from quire.weights.gguf.architectures import (
     ARCHITECTURES,
     DEEPSEEK_V2,
@@ -21,7 +28,7 @@ from quire.weights.gguf.architectures import (
 from quire.weights.gguf.config_gemma import window
 from quire.weights.gguf.config_latent import scores_are_sigmoids
 from quire.weights.gguf.container import GgufFile
-from quire.weights.gguf.keys import Keys, experts
+from quire.weights.gguf.keys import Keys, experts, partial
 from quire.weights.gguf.pooling import scoring
 
 _DENSE = re.compile(r"blk\.(\d{1,4})\.ffn_gate\.weight", re.ASCII)  # of a layer without experts
@@ -38,7 +45,9 @@ _BY_LAYER = ("gemma3n", "gemma4", "kimi-linear", "lfm2", "lfm2moe", "granitehybr
 _ONLY_EXPERTS = ("qwen35moe",)
 _OWN_HEADS = ("gemma4", "deepseek2", "kimi-linear", "minicpm3", *_NEMOTRON)
 _ROTATE_PART = (
+    "phi2",
     "phi3",
+    "nemotron",
     "stablelm",
     "minimax-m2",
     "glm4",
@@ -197,10 +206,6 @@ def _attention_factor(keys: Keys, factor: float) -> float | None:
     return None if stated is None else stated * (0.1 * math.log(max(factor, 1)) + 1)
 
 
-def _partial(keys: Keys) -> dict[str, Any]:
-    return {"partial_rotary_factor": keys.rotated / keys.head_dim}
-
-
 def _mixtral(keys: Keys) -> dict[str, Any]:
     return {**experts(keys), "sliding_window": keys.optional_size("attention.sliding_window")}
 
@@ -239,7 +244,7 @@ def _inner(keys: Keys) -> int:
 def _phi3(keys: Keys) -> dict[str, Any]:
     original = keys.optional_size("rope.scaling.original_context_length")
     window = keys.optional_size("attention.sliding_window")
-    return {**_partial(keys), "original_max_position_embeddings": original, "sliding_window": window}
+    return {**partial(keys), "original_max_position_embeddings": original, "sliding_window": window}
 
 
 def _phimoe(keys: Keys) -> dict[str, Any]:
@@ -253,33 +258,6 @@ def _phimoe(keys: Keys) -> dict[str, Any]:
     }
 
 
-def _cohere(keys: Keys) -> dict[str, Any]:
-    return {
-        "layer_norm_eps": keys.number("attention.layer_norm_epsilon"),
-        "logit_scale": keys.number("logit_scale"),
-        "use_qk_norm": keys.has("attn_q_norm.weight"),
-    }
-
-
-def _cohere2(keys: Keys) -> dict[str, Any]:
-    return {**window(keys), **_cohere(keys)}
-
-
-def _starcoder2(keys: Keys) -> dict[str, Any]:
-    window = keys.optional_size("attention.sliding_window") or 4096  # as published; few files state it
-    eps, biased = keys.number("attention.layer_norm_epsilon"), keys.has("attn_q.bias")
-    return {"norm_epsilon": eps, "use_bias": biased, "sliding_window": window}
-
-
-def _stablelm(keys: Keys) -> dict[str, Any]:
-    return _partial(keys) | {
-        "layer_norm_eps": keys.number("attention.layer_norm_epsilon"),
-        "use_qkv_bias": keys.has("attn_q.bias"),
-        "qk_layernorm": keys.has("attn_q_norm.weight"),
-        "use_parallel_residual": not keys.has("ffn_norm.weight"),
-    }
-
-
 def _minicpm(keys: Keys) -> dict[str, Any]:
     """Older files state no factors: theirs are those of the first models, as in llama.cpp."""
     hidden = keys.size("embedding_length")
@@ -289,11 +267,6 @@ def _minicpm(keys: Keys) -> dict[str, Any]:
         "scale_depth": residual * root if residual else 1.4,
         "dim_model_base": round(hidden / (keys.number("logit_scale") or hidden / 256)),
     }
-
-
-def _gpt2(keys: Keys) -> dict[str, Any]:
-    eps = keys.number("attention.layer_norm_epsilon")
-    return {"layer_norm_epsilon": eps, "n_inner": _inner(keys)}
 
 
 def _gpt_oss(keys: Keys) -> dict[str, Any]:
@@ -369,18 +342,20 @@ _OWN: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "BailingMoeV2ForCausalLM": config_latent.bailing2,
     "Ministral3ForCausalLM": _ministral3,
     "Llama4ForCausalLM": _llama4,
+    "PhiForCausalLM": config_layer_norm.phi2,
+    "NemotronForCausalLM": config_layer_norm.nemotron,
     "Phi3ForCausalLM": _phi3,
     "PhimoeForCausalLM": _phimoe,
     "GraniteForCausalLM": config_states.granite,
     "GraniteMoeSharedForCausalLM": config_states.granite_moe,
     "ArceeForCausalLM": lambda keys: {"mlp_bias": keys.has("ffn_up.bias")},
     "OlmoForCausalLM": lambda keys: {"clip_qkv": keys.number("attention.clamp_kqv")},
-    "CohereForCausalLM": _cohere,
-    "Cohere2ForCausalLM": _cohere2,
-    "Glm4ForCausalLM": _partial,
-    "GPT2LMHeadModel": _gpt2,
-    "Starcoder2ForCausalLM": _starcoder2,
-    "StableLmForCausalLM": _stablelm,
+    "CohereForCausalLM": config_layer_norm.cohere,
+    "Cohere2ForCausalLM": config_layer_norm.cohere2,
+    "Glm4ForCausalLM": partial,
+    "GPT2LMHeadModel": config_layer_norm.gpt2,
+    "Starcoder2ForCausalLM": config_layer_norm.starcoder2,
+    "StableLmForCausalLM": config_layer_norm.stablelm,
     "MiniCPMForCausalLM": _minicpm,
     "Ernie4_5_MoeForCausalLM": config_experts.ernie4_5_moe,
     "HunYuanMoEV1ForCausalLM": config_experts.hunyuan_moe,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.errors import ConfigError
-from quire.weights.gguf.keys import Keys, experts
+from quire.weights.gguf.keys import Keys, experts, partial
 
 _SOFTMAX, _SIGMOID = 1, 2
 _IN_FILES = 0.1  # files state mscale_all_dim times this
@@ -50,15 +50,13 @@ def minicpm3(keys: Keys) -> dict[str, Any]:
 
 
 def glm4_moe(keys: Keys) -> dict[str, Any]:
-    turned = {"partial_rotary_factor": keys.rotated / keys.head_dim}
-    return _router(keys) | turned | {"use_qk_norm": keys.has("attn_q_norm.weight")}
+    return _router(keys) | partial(keys) | {"use_qk_norm": keys.has("attn_q_norm.weight")}
 
 
 def bailing2(keys: Keys) -> dict[str, Any]:
-    router = _router(keys)
+    router = _router(keys) | partial(keys)
     return router | {
         "num_shared_experts": router["n_shared_experts"],
-        "partial_rotary_factor": keys.rotated / keys.head_dim,
         "use_qk_norm": keys.has("attn_q_norm.weight"),
         "use_qkv_bias": keys.has("attn_qkv.bias"),
     }

@@ -116,3 +116,8 @@ def experts(keys: Keys) -> dict[str, Any]:
         "n_routed_experts": count,
         "num_experts_per_tok": keys.size("expert_used_count"),
     }
+
+
+def partial(keys: Keys) -> dict[str, Any]:
+    """Return which part of a head is rotated."""
+    return {"partial_rotary_factor": keys.rotated / keys.head_dim}

@@ -40,6 +40,12 @@ STABLELM = {  # of each head a norm of its own
     "attn_q_norm": "self_attn.q_layernorm.norms.*",
     "attn_k_norm": "self_attn.k_layernorm.norms.*",
 }
+PHI2 = {
+    "output_norm": "model.final_layernorm",
+    "attn_output": "self_attn.dense",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
 STARCODER2 = {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 GPT2 = {
     "token_embd": "transformer.wte",
