@@ -243,7 +243,7 @@ NOT_IN_GGUF |= {f"{name}ForCausalLM" for name in ("BailingMoe", "InternLM2", "In
 NOT_IN_GGUF |= {"MinistralForCausalLM"}  # such files say llama
 # Not compared with a checkpoint: there is none.
 WITHOUT_CHECKPOINT = {"qwen2vl", "qwen3vl", "qwen3vlmoe", "mistral3", "lfm2moe", "nemotron_h"}
-WITHOUT_CHECKPOINT |= {"exaone4", "hunyuan-dense", "seed_oss"}
+WITHOUT_CHECKPOINT |= {"exaone4", "hunyuan-dense", "seed_oss", "internlm2"}
 
 
 def test_every_architecture_is_tested() -> None:
@@ -276,6 +276,22 @@ def test_olmo_with_windows_is_the_third(shared_data: Path, tmp_path: Path) -> No
     stated = GgufModel(write(tmp_path / "olmo.gguf", metadata, arrays)).config()
     assert (stated["architectures"], stated["sliding_window"]) == (["Olmo3ForCausalLM"], 24)
     read_model(stated)
+
+
+def test_internlm2_is_llama(shared_data: Path, tmp_path: Path) -> None:
+    folder = shared_data / "models" / "tiny-random" / "llama"
+    config = json.loads((folder / "config.json").read_text())
+    arrays = {name: (array, F32) for name, array in converted("llama", config, read(folder)).items()}
+    of_both = [
+        GgufModel(write(tmp_path / f"{name}.gguf", metadata_of(name, config), arrays))
+        for name in ("llama", "internlm2")
+    ]
+    one, other = (source.config() for source in of_both)
+    assert one == other
+    program = read_model(one).program
+    weights = [load(plan(program.weights(), source.tensors())) for source in of_both]
+    for name, weight in weights[0].items():
+        np.testing.assert_array_equal(weight.dense(), weights[1][name].dense())
 
 
 def test_heads_of_glm4_are_in_halves_with_sections(shared_data: Path, tmp_path: Path) -> None:

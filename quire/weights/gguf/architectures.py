@@ -67,6 +67,7 @@ def _qwen(name: str, own: Mapping[str, str], tiled_values: bool) -> Architecture
 _NEMOTRON = "NemotronHForCausalLM"
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", paired=True),
+    "internlm2": Architecture("LlamaForCausalLM", paired=True),
     "llama4": Architecture("Llama4ForCausalLM", tables.LLAMA4),
     "mistral3": Architecture("Ministral3ForCausalLM", paired=True),
     "qwen2": Architecture("Qwen2ForCausalLM"),
