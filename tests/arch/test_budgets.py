@@ -31,7 +31,7 @@ class Room:
 ROOMS = (
     Room(
         "core",
-        10_635,
+        10_730,
         "scheduling, the programs of all model families, and sampling: the part to read in a weekend",
         (
             "types.py",
@@ -85,7 +85,7 @@ ROOMS = (
     ),
     Room(
         "cuda",
-        5_615,
+        5_620,
         "the backend on NVIDIA GPUs: launches of programs, which they are, codes of other formats, adapters, "
         "states, encoders, images, draft models, graphs, memory, the driver, cuBLAS, the interpreted "
         "stand-in; could be deleted with its lines in backends/device.py",
@@ -242,7 +242,7 @@ ROOMS = (
     ),
     Room("rest", 2_585, "LLM and AsyncLLM, configuration, memory planning, also of draft models", ("",)),
 )
-NATIVE_LINES = 15_025  # of C++, every line counted: also recurrences, latents, images, ARM, NUMA nodes
+NATIVE_LINES = 15_380  # of C++, every line counted: also recurrences, latents, images, ARM, NUMA nodes
 FILE_LINES = 400  # every line counted, as in an editor
 FUNCTION_LINES = 60
 KERNEL_LINES = 100  # of a Triton kernel, whose parameters alone take a third
