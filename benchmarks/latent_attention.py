@@ -55,7 +55,9 @@ class Form:
         return attention_s(self.native, self.out, rows, tokens, context)
 
 
-def attention_s(native: _core.Native, out: int, rows: int, tokens: int, context: int) -> float:
+def attention_s(
+    native: _core.Native, out: int, rows: int, tokens: int, context: int, groups: int = 1
+) -> float:
     """Return the seconds that a program takes for the last `tokens` of `context` positions of sequences."""
     count, blocks = rows * tokens, -(-context // BLOCK)
     tables = np.arange(rows * blocks).reshape(rows, blocks)
@@ -64,7 +66,7 @@ def attention_s(native: _core.Native, out: int, rows: int, tokens: int, context:
         np.zeros(count, np.int64),
         np.tile(np.arange(context - tokens, context), rows),
         np.arange(0, count + 1, tokens),
-        [tables],
+        [tables] * groups,
         np.arange(rows),
         np.zeros(rows, np.int64),
         np.zeros(0, np.int64),

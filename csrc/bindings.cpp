@@ -173,7 +173,9 @@ NB_MODULE(_core, m) {
       .def("attend", &Native::attend, "rows"_a, "out"_a, "q"_a, "cache"_a, "layer"_a, "heads"_a, "scale"_a,
            "window"_a, "chunked"_a, "softcap"_a, "sinks"_a.none(), "causal"_a)
       .def("attend_latents", &Native::attend_latents, "out"_a, "q"_a, "q_rest"_a, "cache"_a, "layer"_a,
-           "heads"_a, "scale"_a)
+           "heads"_a, "scale"_a, "chosen"_a = -1, "number"_a = 0)
+      .def("choose_positions", &Native::choose_positions, "out"_a, "q"_a, "factors"_a, "cache"_a, "layer"_a,
+           "heads"_a, "number"_a)
       .def("attend_rows", &Native::attend_rows, "out"_a, "q"_a, "k"_a, "v"_a, "heads"_a, "groups"_a, "dim"_a,
            "value_dim"_a, "scale"_a, "reach"_a, "biases"_a.none(), "first_after"_a, "halves"_a, "windowed"_a)
       .def("linear_by_head", &Native::linear_by_head, "rows"_a, "out"_a, "x"_a, "weight"_a)

@@ -22,7 +22,7 @@ inline KVFormat kv_format(const std::string& name) {
 }
 
 // The keys and values of the `layers` layers of one cache group; or, without `heads`, latents of `dim`
-// numbers with values of `value_dim`.
+// numbers with values of `value_dim`. Index keys are keys of one head without values.
 class KVCache {
  public:
   KVCache(int64_t group, const std::string& name, int64_t layers, int64_t num_blocks, int64_t block_size,
@@ -37,15 +37,15 @@ class KVCache {
     values_ = Memory((size_t)(num_blocks * stride * value));
     if (scaled) {
       key_scales_ = Memory((size_t)(num_blocks * stride * block_size) * sizeof(float));
-      value_scales_ = Memory((size_t)(num_blocks * stride * block_size) * sizeof(float));
+      if (value_dim) value_scales_ = Memory((size_t)(num_blocks * stride * block_size) * sizeof(float));
     }
     for (int64_t layer = 0; layer < layers; ++layer) {
       const int64_t first = layer * each;
-      layers_.push_back({format, each, dim, value_dim, block_size, stride,
-                         latent ? nullptr : keys_.as<uint8_t>() + first * key,
-                         values_.as<uint8_t>() + first * value,
-                         scaled ? key_scales_.as<float>() + first * block_size : nullptr,
-                         scaled ? value_scales_.as<float>() + first * block_size : nullptr, latent});
+      layers_.push_back(
+          {format, each, dim, value_dim, block_size, stride,
+           latent ? nullptr : keys_.as<uint8_t>() + first * key, values_.as<uint8_t>() + first * value,
+           scaled ? key_scales_.as<float>() + first * block_size : nullptr,
+           scaled && value_dim ? value_scales_.as<float>() + first * block_size : nullptr, latent});
     }
   }
   int64_t group() const { return group_; }

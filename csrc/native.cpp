@@ -16,6 +16,24 @@ void Native::attend_rows(int64_t out, int64_t q, int64_t k, int64_t v, int64_t h
   add_attention(Count::tokens, q, -1, out, how, {-1, own, windowed});
 }
 
+void Native::attend_latents(int64_t out, int64_t q, int64_t q_rest, std::shared_ptr<KVCache> cache,
+                            int64_t layer, int64_t heads, float scale, int64_t chosen, int64_t number) {
+  Attention how{cache->layer(layer), heads, latent_groups(heads), scale, 0, 0, nullptr, false, false};
+  how.chosen = number;
+  add_attention(Count::tokens, q, q_rest, out, how, {cache->group()}, false, chosen);
+  caches_.push_back(std::move(cache));
+}
+
+void Native::choose_positions(int64_t out, int64_t q, int64_t factors, std::shared_ptr<KVCache> cache,
+                              int64_t layer, int64_t heads, int64_t number) {
+  const Attention how{cache->layer(layer), heads, 1, 1, 0, 0, nullptr, false, false};
+  auto choose = std::make_unique<ChoosePositions>(q, factors, out, how, cache->group(), number);
+  auto merge = std::make_unique<MergeBest>(choose.get());
+  executor_.add(std::move(choose));
+  executor_.add(std::move(merge));
+  caches_.push_back(std::move(cache));
+}
+
 nb::ndarray<nb::numpy, float, nb::ndim<2>> Native::run(
     Ints token_ids, Ints positions, Ints row_offsets, const std::vector<Table>& tables, Ints slots,
     Ints variants, Ints logit_rows, const Snapshots& restored, const Snapshots& saved, int64_t output,

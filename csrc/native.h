@@ -21,6 +21,7 @@
 #include "core/executor.h"
 #include "core/experts.h"
 #include "core/images.h"
+#include "core/index.h"
 #include "core/isa.h"
 #include "core/ops.h"
 #include "core/state.h"
@@ -289,12 +290,12 @@ class Native {
     add_attention(count(rows), q, -1, out, how, {cache->group()}, causal);
     caches_.push_back(std::move(cache));
   }
+  // With lists of `number` positions in the buffer `chosen` (choose_positions), of these.
   void attend_latents(int64_t out, int64_t q, int64_t q_rest, std::shared_ptr<KVCache> cache, int64_t layer,
-                      int64_t heads, float scale) {
-    const Attention how{cache->layer(layer), heads, latent_groups(heads), scale, 0, 0, nullptr, false, false};
-    add_attention(Count::tokens, q, q_rest, out, how, {cache->group()});
-    caches_.push_back(std::move(cache));
-  }
+                      int64_t heads, float scale, int64_t chosen, int64_t number);
+  // Must follow the write of the keys.
+  void choose_positions(int64_t out, int64_t q, int64_t factors, std::shared_ptr<KVCache> cache,
+                        int64_t layer, int64_t heads, int64_t number);
   // Of q over the k and v of the same row, or if `windowed` the same window, on both sides of each token;
   // `reach` 0: over all of it. With `halves` keys and values are kept in bfloat16.
   void attend_rows(int64_t out, int64_t q, int64_t k, int64_t v, int64_t heads, int64_t groups, int64_t dim,
@@ -373,8 +374,8 @@ class Native {
     return (int64_t)ropes_.size() - 1;
   }
   void add_attention(Count count, int64_t q, int64_t q_rest, int64_t out, const Attention& how, KVPlace place,
-                     bool causal = false) {
-    auto attend = std::make_unique<Attend>(count, q, q_rest, out, how, std::move(place), causal);
+                     bool causal = false, int64_t chosen = -1) {
+    auto attend = std::make_unique<Attend>(count, q, q_rest, out, how, std::move(place), causal, chosen);
     auto merge = std::make_unique<MergeSegments>(attend.get());
     executor_.add(std::move(attend));
     executor_.add(std::move(merge));

@@ -109,17 +109,22 @@ void Attend::list_runs(const Batch& batch) {
 void Attend::list_tiles() {
   const int64_t most = std::max<int64_t>(1, kUnitRows / how_.group());
   tiles_.clear();
-  for (const Run& run : runs_) {
-    for (int64_t at = (ceil_div(run.count, most) - 1) * most; at >= 0; at -= most) {  // long contexts first
-      const int64_t first = run.first + at, tokens = std::min(most, run.count - at);
-      const int64_t oldest = how_.oldest(positions_[first]);
-      const int64_t last = first + tokens - 1;
-      const int64_t end = ends_ ? ends_[last] : how_.newest(positions_[last], run.length) + 1;
-      const int64_t first_segment = oldest / kSegment, segments = ceil_div(end, kSegment) - first_segment;
-      tiles_.push_back(
-          {run.sequence, first, tokens, first_segment, segments, end - oldest, 1, run.length, 0});
-    }
+  for (const Run& run : runs_) {  // long contexts first
+    int64_t see_all = run.count;  // tokens; the others attend to positions of their own
+    if (how_.chosen) see_all = std::clamp<int64_t>(how_.chosen - positions_[run.first], 0, run.count);
+    for (int64_t at = run.count - 1; at >= see_all; --at) add_tile(run, at, 1);
+    for (int64_t at = (ceil_div(see_all, most) - 1) * most; at >= 0; at -= most)
+      add_tile(run, at, std::min(most, see_all - at));
   }
+}
+
+void Attend::add_tile(const Run& run, int64_t at, int64_t tokens) {
+  const int64_t first = run.first + at, last = first + tokens - 1;
+  const int64_t oldest = how_.oldest(positions_[first]);
+  int64_t end = ends_ ? ends_[last] : how_.newest(positions_[last], run.length) + 1;
+  if (how_.chosen) end = std::min(end, how_.chosen);
+  const int64_t first_segment = oldest / kSegment, segments = ceil_div(end, kSegment) - first_segment;
+  tiles_.push_back({run.sequence, first, tokens, first_segment, segments, end - oldest, 1, run.length, 0});
 }
 
 // Splits tiles with more than their share of the work, between segments.
@@ -172,6 +177,8 @@ AttentionUnit Attend::unit(const Step& step, const Piece& piece) const {
   unit.out = step.buffers[(size_t)out_] + heads * cache.value_dim;
   unit.positions = positions_ + tile.first;
   unit.ends = ends_ ? ends_ + tile.first : nullptr;
+  if (how_.chosen && positions_[tile.first] >= how_.chosen)
+    unit.chosen = (const int32_t*)step.buffers[(size_t)chosen_] + tile.first * how_.chosen;
   unit.tokens = tile.tokens;
   unit.group = piece.group;
   unit.block_table = place_.table(batch, tile.sequence);

@@ -78,16 +78,18 @@ class WriteKV : public Op {
 class Attend : public Op {
  public:
   // Of all tokens, or of those that need logits. `q_rest` is -1 unless the cache has latents. If `causal`,
-  // they see nothing after themselves, even if the batch has ends of what they see.
+  // they see nothing after themselves, even if the batch has ends of what they see. `chosen` are lists of the
+  // positions that tokens attend to, if they see more than how.chosen.
   Attend(Count count, int64_t q, int64_t q_rest, int64_t out, const Attention& how, KVPlace place,
-         bool causal)
+         bool causal, int64_t chosen)
       : count_(count),
         q_(q),
         q_rest_(q_rest),
         out_(out),
         how_(how),
         place_(std::move(place)),
-        causal_(causal) {}
+        causal_(causal),
+        chosen_(chosen) {}
 
   void prepare(const Step& step) override;
   int64_t tasks(const Step&) const override { return (int64_t)task_ends_.size(); }
@@ -117,6 +119,7 @@ class Attend : public Op {
 
   void list_runs(const Batch& batch);
   void list_tiles();
+  void add_tile(const Run& run, int64_t at, int64_t tokens);
   void cut_tiles(int threads);
   void list_pieces();
   AttentionUnit unit(const Step& step, const Piece& piece) const;
@@ -126,6 +129,7 @@ class Attend : public Op {
   const Attention how_;
   const KVPlace place_;
   const bool causal_;
+  const int64_t chosen_;  // buffer
   std::vector<Run> runs_;
   const int64_t* positions_ = nullptr;           // of the rows of q
   const int64_t* ends_ = nullptr;                // of what they see, or null

@@ -27,6 +27,8 @@ struct Attention {
   // own at `first_after`. Whole panels of positions from the first of a sequence on have one. Null: none.
   const float* biases = nullptr;
   int64_t num_biases = 0, first_after = 0;
+  int64_t chosen =
+      0;  // positions that a token attends to if it sees more (AttentionUnit); 0: it attends to all
 
   // Always inlined: shared by kernels of several instruction sets.
   [[gnu::always_inline]] int64_t group() const { return heads / groups; }
@@ -50,6 +52,7 @@ struct AttentionUnit {
   float* out;                // [tokens, heads, value_dim]
   const int64_t* positions;  // [tokens], ascending by one
   const int64_t* ends;       // [tokens], ascending, of what tokens see beyond their own positions; or null
+  const int32_t* chosen;     // of one token: the positions that take the place of all, ascending; or null
   int64_t tokens;
   int64_t group;               // also the head of the cache, but for latents
   const int64_t* block_table;  // of the sequence

@@ -67,11 +67,13 @@ struct Work {
   // Returns the index of a row among the query heads of all tokens.
   int64_t query(int64_t row) const { return row / group * how.heads + unit.group * group + row % group; }
   float* out(int64_t row) const { return unit.out + query(row) * value_dim; }
+  // Returns the position that takes a place in the order of sums.
+  int64_t at(int64_t position) const { return unit.chosen ? unit.chosen[position] : position; }
   // Returns the index of the unit's head in the block of a position, in heads, and the offset in the block.
   int64_t page(int64_t position) const {
-    return unit.block_table[position >> shift] * cache.stride + (cache.latent ? 0 : unit.group);
+    return unit.block_table[at(position) >> shift] * cache.stride + (cache.latent ? 0 : unit.group);
   }
-  int64_t place(int64_t position) const { return position & (size - 1); }
+  int64_t place(int64_t position) const { return at(position) & (size - 1); }
 };
 
 inline Work start(const Attention& how, const AttentionUnit& unit, float* scratch) {
@@ -95,6 +97,7 @@ inline Work start(const Attention& how, const AttentionUnit& unit, float* scratc
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t at = w.position(row);
     w.visible[row] = {how.oldest(at), unit.ends ? unit.ends[row / group] - 1 : how.newest(at, unit.length)};
+    if (unit.chosen) w.visible[row] = {0, how.chosen - 1};
   }
   if (!unit.records) {
     w.records = take(rows * record_floats(cache.value_dim));
@@ -165,12 +168,18 @@ struct Columns {
 // Copies the scales of positions [low, high) of the partition at `start`: of values, and of keys, but for
 // latents, whose parts have two and are multiplied by them when they are laid out.
 inline void copy_scales(const Work& w, int64_t start, int64_t low, int64_t high) {
+  if (w.unit.chosen) {
+    for (int64_t i = start + low; i < start + high; ++i)
+      w.value_scales[i - start] = w.cache.value_scales[w.page(i) * w.size + w.place(i)];
+    return;
+  }
   for (int64_t i = low / kPanel * kPanel; i < high; i += kPanel) {
     const int64_t first = start + i;
     if (!w.cache.latent) {
       Columns<float> keys(w, w.cache.key_scales, 1, first, start + low, start + high);
       store(w.key_scales + i, load(keys.row(0)));
     }
+    if (w.value_dim == 0) continue;
     Columns<float> values(w, w.cache.value_scales, 1, first, start + low, start + high);
     store(w.value_scales + i, load(values.row(0)));
   }
@@ -253,7 +262,7 @@ void lay_values(const Work& w, int64_t start, int64_t low, int64_t high) {
   if constexpr (Pairs) {
     for (int64_t i = low / 2 * 2; i < high; i += 2) {
       const bool has_even = i >= low, has_odd = i + 1 < high;
-      const T *even = at(i), *odd = even + stride;  // both are in one block
+      const T *even = at(i), *odd = w.unit.chosen && has_odd ? at(i + 1) : even + stride;  // or in one block
       float* to = w.values + i / 2 * kPanel;
       int64_t d = 0;
       if (has_even && has_odd)

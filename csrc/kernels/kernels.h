@@ -223,6 +223,10 @@ struct Kernels {
   void (*write_kv)(const KVLayer& cache, int64_t block, int64_t offset, const float* k, const float* v);
   void (*attend)(const Attention& how, const AttentionUnit& unit, float* scratch);
   void (*merge_segments)(const Attention& how, int64_t head, const float* records, int64_t count, float* out);
+  // scores [tokens, kSegment] of the first segment of a unit: the sum over heads of factors [tokens, heads]
+  // times the product of query and key where it is positive. Those of invisible positions are arbitrary.
+  void (*score_segment)(const Attention& how, const AttentionUnit& unit, const float* factors, float* scores,
+                        float* scratch);
 
   void (*convolve)(const Convolution& of);
   void (*recur)(const Recurrence& of);

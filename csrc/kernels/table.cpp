@@ -26,6 +26,7 @@ const Kernels table = {
     .write_kv = write_kv,
     .attend = attend,
     .merge_segments = merge_segments,
+    .score_segment = score_segment,
     .convolve = convolve,
     .recur = recur,
     .apply_delta_rule = apply_delta_rule,

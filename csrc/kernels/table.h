@@ -31,6 +31,8 @@ bool pack_panels(const Source& source, const Panels& to, int64_t first, int64_t 
 void write_kv(const KVLayer& cache, int64_t block, int64_t offset, const float* k, const float* v);
 void attend(const Attention& how, const AttentionUnit& unit, float* scratch);
 void merge_segments(const Attention& how, int64_t head, const float* records, int64_t count, float* out);
+void score_segment(const Attention& how, const AttentionUnit& unit, const float* factors, float* scores,
+                   float* scratch);
 
 void convolve(const Convolution& of);
 void recur(const Recurrence& of);

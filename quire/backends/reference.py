@@ -20,7 +20,7 @@ from quire.backends.slots import Deferred, Slots
 from quire.errors import ConfigError
 from quire.images.vision import Vision
 from quire.program.batch import Batch
-from quire.program.caches import PagedKV, PagedLatent, SlotState
+from quire.program.caches import PagedIndex, PagedKV, PagedLatent, SlotState
 from quire.program.ops.slot_states import States
 from quire.program.passes import plan_buffers
 from quire.program.program import LowRank, Program, Quantized, Run, Weight
@@ -205,9 +205,11 @@ def _read(stored: np.ndarray) -> np.ndarray:
     return stored if stored.dtype == np.int32 else stored.astype(np.float32, copy=False)
 
 
-def _paged(spec: PagedKV | PagedLatent, num_blocks: int, block_size: int, dtype: np.dtype[Any]) -> Any:
+def _paged(
+    spec: PagedKV | PagedLatent | PagedIndex, num_blocks: int, block_size: int, dtype: np.dtype[Any]
+) -> Any:
     """Return the arrays of one layer's cache (quire.program.program.Run)."""
-    if isinstance(spec, PagedLatent):
+    if not isinstance(spec, PagedKV):
         return np.zeros((num_blocks, block_size, spec.dim), dtype)
     shapes = [(num_blocks, block_size, spec.num_heads, dim) for dim in (spec.key_dim, spec.value_dim)]
     return tuple(np.zeros(shape, dtype) for shape in shapes)

@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.cli.quantize_model import Original, from_rows, pulled, rows_of
 from quire.errors import ConfigError, quoted
-from quire.program.ops.attention import LatentAttention
+from quire.program.ops.latent import LatentAttention
 from quire.program.ops.linear import Linear, LinearByHead
 from quire.program.program import Op, Value, WeightSpec
 from quire.progress import Advance

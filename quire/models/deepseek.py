@@ -39,6 +39,7 @@ from quire.program.ops.experts import Routing
 from quire.program.rope import Rope, mscale
 
 Router = Callable[[ModelConfig, Names], Routing]
+Choose = Callable[[Value, Value], Value]
 _EPS = 1e-6  # of the norms of latents, whatever rms_norm_eps is
 _SECTIONS = (8, 12, 12)  # of GLM-4.5V
 
@@ -176,10 +177,11 @@ def latent_attention_layer(
     routing: Router,
     given: Mapping[str, Any] | None = None,
     growth: tuple[float, int] | None = None,
+    choose: Choose | None = None,
 ) -> Value:
-    """Return the output of a layer; for the last two see latent_attention."""
+    """Return the output of a layer; for the last three see latent_attention."""
     h = b.rms_norm(x, p / "input_layernorm", cfg.norm_eps)
-    x = b.add(x, latent_attention(b, cfg, h, p / "self_attn", rope, given, growth))
+    x = b.add(x, latent_attention(b, cfg, h, p / "self_attn", rope, given, growth, choose))
     h = b.rms_norm(x, p / "post_attention_layernorm", cfg.norm_eps)
     return b.add(x, experts_or_mlp(b, cfg, layer, h, p / "mlp", routing))
 
@@ -226,11 +228,13 @@ def latent_attention(
     rope: Rope | None,
     given: Mapping[str, Any] | None = None,
     growth: tuple[float, int] | None = None,
+    choose: Choose | None = None,
 ) -> Value:
     """Return the output of MLA in its absorbed form: queries and mixed latents are multiplied by head.
 
     `given` are the parameters of the rope (None: nothing is rotated), by default those of config.json;
-    `growth` (beta, period) that of queries (ScaleByPosition).
+    `growth` (beta, period) that of queries (ScaleByPosition). `choose` records the positions that tokens
+    attend to, of h and the latent of the queries.
     """
     bias, heads, rank = cfg.flag("attention_bias"), cfg.num_attention_heads, cfg.size("kv_lora_rank")
     plain, turned = cfg.size("qk_nope_head_dim"), cfg.size("qk_rope_head_dim")
@@ -269,7 +273,8 @@ def latent_attention(
     if growth is not None:
         q, q_rope = b.scale_by_position(q, *growth), b.scale_by_position(q_rope, *growth)
     scale = _score_scale(cfg.rope_parameters() if given is None else given, rope, width)
-    mixed = b.latent_attention(q, q_rope, c, r, scale=scale)
+    chosen = None if choose is None else choose(h, x)
+    mixed = b.latent_attention(q, q_rope, c, r, scale=scale, chosen=chosen)
     return b.linear(b.linear_by_head(mixed, of_values), p / "o_proj", cfg.hidden_size, bias=bias)
 
 

@@ -49,6 +49,35 @@ DEEPSEEK_V3: Defaults = {
     "moe_intermediate_size": 2048,
     "routed_scaling_factor": 2.5,
 }
+_SPARSE_V3: Defaults = {
+    **{key: value for key, value in DEEPSEEK_V3.items() if key != "rope_interleave"},
+    "mlp_layer_types": None,
+    "index_topk": 2048,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+}
+DEEPSEEK_V32: Defaults = {**_SPARSE_V3, "max_position_embeddings": 163840}
+GLM_MOE_DSA: Defaults = {
+    **_SPARSE_V3,
+    "vocab_size": 154880,
+    "hidden_size": 6144,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 78,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "max_position_embeddings": 202752,
+    "rms_norm_eps": 1e-5,
+    "q_lora_rank": 2048,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "n_group": 1,
+    "topk_group": 1,
+    "index_n_heads": 32,
+    "indexer_types": None,
+    "index_topk_pattern": None,
+    "index_topk_freq": 1,
+    "index_skip_topk_offset": 2,
+}
 GLM4_MOE_LITE: Defaults = {
     **{key: value for key, value in DEEPSEEK_V3.items() if key != "first_k_dense_replace"},
     "vocab_size": 154880,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.models import cohere2_moe, defaults_recent, kimi_linear, mimo_v2, olmo_hybrid
+from quire.models import cohere2_moe, defaults_latent, defaults_recent, kimi_linear, mimo_v2, olmo_hybrid
 from quire.models.bamba import bamba
 from quire.models.config import LINEAR
 from quire.models.dots1 import dots1, solar_open
@@ -12,6 +12,7 @@ from quire.models.hy_v3 import hy_v3
 from quire.models.left_out import later_layers, mtp
 from quire.models.lfm2 import CONV
 from quire.models.lfm3 import lfm3
+from quire.models.sparse_latent import deepseek_v32, glm_moe_dsa
 from quire.models.windows import by_pattern, from_max_window_layers
 
 _ROUTED = {"num_experts": "n_routed_experts"}
@@ -23,6 +24,8 @@ _OF_KIMI = {
     "num_experts_per_tok": "num_experts_per_token",
     "n_shared_experts": "num_shared_experts",
 }
+
+_AS_V3 = {"moe_layer_freq": (1,), "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)}
 
 RECENT: dict[str, Family] = {
     "Lfm3ForCausalLM": Family(
@@ -84,6 +87,20 @@ RECENT: dict[str, Family] = {
         },
         kinds=(LINEAR,),
         layers=kimi_linear.layers_of,
+    ),
+    "DeepseekV32ForCausalLM": Family(
+        deepseek_v32,
+        defaults_latent.DEEPSEEK_V32,
+        spelled=_ROUTED,
+        only=_AS_V3,
+        left_out=later_layers,
+    ),
+    "GlmMoeDsaForCausalLM": Family(
+        glm_moe_dsa,
+        defaults_latent.GLM_MOE_DSA,
+        spelled=_ROUTED,
+        only={**_AS_V3, "rope_interleave": (True,), "indexer_rope_interleave": (True,)},
+        left_out=later_layers,
     ),
     "OlmoHybridForCausalLM": Family(
         olmo_hybrid.olmo_hybrid,

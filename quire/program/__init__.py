@@ -1,7 +1,7 @@
 """Programs: models as flat lists of ops, the interface between mathematics and hardware."""
 
 from quire.program.builder import Builder, Names
-from quire.program.caches import CacheSpec, PagedKV, PagedLatent, SlotState
+from quire.program.caches import CacheSpec, PagedIndex, PagedKV, PagedLatent, SlotState
 from quire.program.program import Cost, LeftOut, Load, Op, Program, Rows, Value, Weight, WeightSpec
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Load",
     "Names",
     "Op",
+    "PagedIndex",
     "PagedKV",
     "PagedLatent",
     "Program",

@@ -256,7 +256,9 @@ class Builder:
             raise ConfigError(f"shapes differ: {x.shape} by head, matrices {weight.shape}")
         return self.record(ops.LinearByHead(self.value((heads, rows), x.count), x, weight)).out
 
-    def latent_attention(self, q: Value, q_rope: Value, c: Value, r: Value, *, scale: float) -> Value:
+    def latent_attention(
+        self, q: Value, q_rope: Value, c: Value, r: Value, *, scale: float, chosen: Value | None = None
+    ) -> Value:
         """Apply causal attention of q [T, heads, rank] and q_rope [T, heads, rope_dim] over cached latents.
 
         c [T, rank] and r [T, rope_dim] are what the cache of the next layer gets. Returns mixed latents.
@@ -264,7 +266,7 @@ class Builder:
         if q.shape[1:] != (c.width,) or q_rope.shape != (q.shape[0], r.width):
             raise ConfigError(f"shapes differ: {q.shape} and {q_rope.shape}, latents {c.shape} and {r.shape}")
         layer = self.cache(PagedLatent(c.width, r.width))
-        op = ops.LatentAttention(self.value(q.shape), q, q_rope, c, r, layer=layer, scale=scale)
+        op = ops.LatentAttention(self.value(q.shape), q, q_rope, c, r, layer, scale, chosen)
         return self.record(op).out
 
     # States

@@ -58,6 +58,19 @@ class PagedLatent:
 
 
 @dataclass(frozen=True, slots=True)
+class PagedIndex:
+    """A key of each token, in blocks, by which later tokens choose what they attend to."""
+
+    dim: int
+
+    window = None
+    slot_bytes = snapshot_bytes = 0
+
+    def token_bytes(self, item_bytes: int, scale_bytes: int = 0) -> int:
+        return self.dim * item_bytes + scale_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class SlotState:
     """A state of fixed size per slot, independent of sequence length (recurrences, short convolutions).
 
@@ -96,4 +109,4 @@ class SlotState:
         return 0
 
 
-CacheSpec = PagedKV | PagedLatent | SlotState
+CacheSpec = PagedKV | PagedLatent | PagedIndex | SlotState

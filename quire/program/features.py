@@ -27,6 +27,8 @@ Kind = Literal[
     "since_boundary",
     "past_boundary",
     "boundaries",
+    "positions_beyond",
+    "pairs_beyond",
 ]
 Rows = Iterable[tuple[int, int]]  # (start, count) of each
 _Longer = list[tuple[int, int]]
@@ -38,7 +40,8 @@ class Feature(NamedTuple):
     "one" is 1; "rows", "tokens" and "logits" are counts, the last of positions that need logits. "positions"
     are the cached positions that rows read, their own included, and "pairs" those of a token and a position
     it sees, both within a `window` (0: none); "chunk_pairs" those of a token that sees the positions from the
-    last multiple of `window` on. "tiles" are groups of `window` tokens, the last one smaller.
+    last multiple of `window` on. "positions_beyond" are those of rows that end beyond `window` positions, and
+    "pairs_beyond" those of tokens that see more. "tiles" are groups of `window` tokens, the last one smaller.
 
     "experts" is the expected share of `num_experts` experts that at least one token chooses, if each token
     chooses `chosen` of them at random; "logit_experts" the same for positions that need logits.
@@ -104,6 +107,10 @@ def values(features: Sequence[Feature], rows: Rows, num_logits: int) -> tuple[fl
                 value = sum([start >= window for start, _ in rows])
             case "boundaries":
                 value = sum([min(2, (start + n) // window - start // window) for start, n in rows])
+            case "positions_beyond":
+                value = sum([end for start, count in rows if (end := start + count) > window])
+            case "pairs_beyond":
+                value = sum([max(0, _up_to(start + n) - _up_to(max(start, window))) for start, n in rows])
         found.append(value)
     return tuple(found)
 
@@ -147,6 +154,11 @@ def extended(
             choosing = num_tokens if kind == "experts" else num_logits
             total[index] = 1 - (1 - chosen / num_experts) ** choosing
     return tuple(total)
+
+
+def _up_to(end: int) -> int:
+    """Return the pairs of all tokens before a position."""
+    return end * (end + 1) // 2
 
 
 def _before(position: int, chunk: int) -> int:

@@ -31,7 +31,7 @@ class Room:
 ROOMS = (
     Room(
         "core",
-        10_650,
+        10_780,
         "scheduling, the programs of all model families, and sampling: the part to read in a weekend",
         (
             "types.py",
@@ -46,7 +46,7 @@ ROOMS = (
     ),
     Room(
         "variations",
-        1_270,
+        1_350,
         "families that vary others: each could be deleted with its line in recent.py or variations.py",
         (
             "models/recent.py",
@@ -57,6 +57,7 @@ ROOMS = (
             *(f"models/{name}.py" for name in ("gpt_neox", "hy_v3", "lfm3", "mellum", "mimo_v2")),
             *(f"models/{name}.py" for name in ("bitnet", "granite_variations", "kimi_linear", "nemotron")),
             *(f"models/{name}.py" for name in ("bailing", "llama_renamed", "olmo", "olmo_hybrid", "phi")),
+            "models/sparse_latent.py",
         ),
     ),
     Room(
@@ -85,7 +86,7 @@ ROOMS = (
     ),
     Room(
         "cuda",
-        5_615,
+        5_620,
         "the backend on NVIDIA GPUs: launches of programs, which they are, codes of other formats, adapters, "
         "states, encoders, images, draft models, graphs, memory, the driver, cuBLAS, the interpreted "
         "stand-in; could be deleted with its lines in backends/device.py",
@@ -249,7 +250,7 @@ ROOMS = (
     ),
     Room("rest", 2_585, "LLM and AsyncLLM, configuration, memory planning, also of draft models", ("",)),
 )
-NATIVE_LINES = 15_025  # of C++, every line counted: also recurrences, latents, images, ARM, NUMA nodes
+NATIVE_LINES = 15_380  # of C++, every line counted: also recurrences, latents, images, ARM, NUMA nodes
 FILE_LINES = 400  # every line counted, as in an editor
 FUNCTION_LINES = 60
 KERNEL_LINES = 100  # of a Triton kernel, whose parameters alone take a third

@@ -26,6 +26,8 @@ from quire.quantize.kinds import DTYPES, Dense, StoredWeight
 REFUSED = {
     "kimi_linear": "delta rules with a decay for each channel",
     "olmo_hybrid": "delta rules with separate inputs or negative eigenvalues",
+    "deepseek_v32": "attention to positions that an indexer chooses",
+    "glm_moe_dsa": "attention to positions that an indexer chooses",
 }
 CHECKPOINT = wide_config("qwen3", num_hidden_layers=1)
 

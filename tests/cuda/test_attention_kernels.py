@@ -13,7 +13,7 @@ import pytest
 from quire.backends.cuda import interpreter
 from quire.backends.cuda.kernels import attention, rope_and_kv, segments
 from quire.backends.cuda.step_arrays import row_tiles
-from quire.program.ops.attention import Context, attend
+from quire.program.ops.context import Context, attend
 from quire.program.rope import Rope
 
 BF16, F16, F32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32)

@@ -17,7 +17,7 @@ from quire.backends.cuda import interpreter
 from quire.backends.cuda.kernels import latent, segments
 from quire.backends.cuda.latent import _tile
 from quire.backends.cuda.step_arrays import row_tiles
-from quire.program.ops.attention import Context, attend
+from quire.program.ops.context import Context, attend
 from quire.program.passes import fuse
 
 HEADS, ROPE, RANK, SCALE = 20, 24, 40, 0.2

@@ -45,6 +45,7 @@ _NEMOTRON_UNUSED = {
     *("moe_shared_expert_overlap", "num_nextn_predict_layers", "mtp_layers_block_type", "residual_in_fp32"),
     *("hidden_dropout", "rescale_prenorm_residual", "n_shared_experts", "attention_bias"),
 }
+_OF_DSA = ("head_dim", "mlp_bias", "layer_types")
 NOT_READ = {
     ("FalconH1ForCausalLM", "num_logits_to_keep"),
     ("BambaForCausalLM", "num_logits_to_keep"),
@@ -54,6 +55,8 @@ NOT_READ = {
     ("Gemma3ForCausalLM", "attn_logit_softcapping"),
     ("DeepseekV2ForCausalLM", "head_dim"),  # the class replaces it by qk_rope_head_dim
     ("MiniCPM3ForCausalLM", "head_dim"),
+    # The classes' MLPs have no biases, whatever is stated, and layers are all of one type.
+    *((f"{name}ForCausalLM", key) for name in ("DeepseekV32", "GlmMoeDsa") for key in _OF_DSA),
 }
 # Of older checkpoints: no class defines them any more, but each takes them in.
 OLDER = {
@@ -63,6 +66,7 @@ OLDER = {
     *("global_head_dim", "num_global_key_value_heads", "per_layer_config"),  # of Gemma 4
     *("rope_parameters", "first_k_dense_replace", "sliding_window_size"),  # of Command A+, of MiMo-V2
     "linear_attn_config",  # of Kimi Linear
+    *("index_topk_pattern", "index_topk_freq", "index_skip_topk_offset"),  # of GLM-5.2
 }
 KEYS = [(name, key) for name in FAMILIES for key in CLASSES[CONFIGS[name]["architectures"][0]]]
 

@@ -20,14 +20,15 @@ from quire.backends.reference import ReferenceBackend
 from quire.engine.caches import BlockGroup, StateGroup
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
-from quire.program import Builder, Names, Program, SlotState
+from quire.program import Builder, Names, PagedIndex, Program, SlotState
 from quire.program.caches import MAX_DRAFTED
+from quire.program.ops import ChoosePositions
 from quire.runner.runner import Runner
 from quire.sampling_params import SamplingParams
 from quire.types import Draft, NewRequest, Output, PromptImage
 
 W = Names("w")
-WINDOW = 40
+WINDOW, CHOSEN = 40, 30
 RNG = np.random.default_rng(0)
 SHARED = RNG.integers(0, VOCAB, 130).tolist()
 PROMPTS = [
@@ -41,8 +42,8 @@ PARAMS = [replace(ANY, seed=seed, prompt_logprobs=2 if seed == 1 else None) for 
 
 
 def mixed() -> Program:
-    """A recurrence, a window, full attention and latents, each in two layers."""
-    b = Builder()
+    """A recurrence, a window, full attention and latents that an indexer chooses, each in two layers."""
+    b, chosen = Builder(), None
     x = b.embed(W / "e", VOCAB, 8)
     for i in range(2):
         p = W / f"{i}"
@@ -55,10 +56,13 @@ def mixed() -> Program:
             x = b.add(x, b.linear(b.attention(q, k, v, window=window), a / "o", 8))
         a = p / "latent"
         h = b.rms_norm(x, a / "norm", 1e-5)
+        if chosen is None:
+            lists = b.value((CHOSEN,), dtype="int32")
+            of_index = (b.linear(h, a / f"index.{n}", w) for n, w in (("q", (3, 4)), ("w", 3), ("k", (1, 4))))
+            chosen = b.record(ChoosePositions(lists, *of_index, b.cache(PagedIndex(4)))).out
         q, rest = b.linear(h, a / "q", (2, 5)), b.linear(h, a / "rest", (2, 2))
-        latents = b.latent_attention(
-            q, rest, b.linear(h, a / "c", 5), b.linear(h, a / "r", (1, 2)), scale=0.4
-        )
+        c, r = b.linear(h, a / "c", 5), b.linear(h, a / "r", (1, 2))
+        latents = b.latent_attention(q, rest, c, r, scale=0.4, chosen=chosen)
         x = b.add(x, b.linear(latents, a / "o", 8))
     return b.program(b.linear(b.sampled_rows(x), W / "head", VOCAB))
 

@@ -128,12 +128,14 @@ def test_a_run_in_the_planned_buffers_gives_the_same_bits(name: str) -> None:
     caches = Paged(program, weights, num_blocks=5).backend._caches
     run = Run(batch, {n: w.array for n, w in weights.items()}, caches, (0,) * len(caches))
     for op in program:
-        shapes = {v.index: (load.size(v.count), *v.shape) for v in (*op.inputs(), *op.outputs())}
-        views = {i: memory[plan.buffer[i]][: np.prod(s)].reshape(s) for i, s in shapes.items()}
+        views = {}
+        for v in (*op.inputs(), *op.outputs()):
+            shape = (load.size(v.count), *v.shape)
+            views[v.index] = memory[plan.buffer[v.index]][: np.prod(shape)].view(v.dtype).reshape(shape)
         result = op.reference(run, *(views[v.index].copy() for v in op.inputs()))
         results = result if isinstance(result, tuple) else (result,)
         for value, array in zip(op.outputs(), results, strict=True):
-            assert array.dtype == np.float32
+            assert array.dtype == value.dtype
             views[value.index][...] = array
     logits = memory[plan.buffer[program.output.index]][: expected.size].reshape(expected.shape)
     assert same_bits(logits, expected)

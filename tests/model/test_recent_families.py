@@ -1,5 +1,5 @@
-"""What is special in Bamba, Command A+, dots.llm1, Hy3, K-EXAONE, Kimi Linear, LFM3, MiMo-V2-Flash,
-OLMo Hybrid and Solar Open.
+"""What is special in Bamba, Command A+, DeepSeek-V3.2, dots.llm1, GLM-5, Hy3, K-EXAONE, Kimi Linear, LFM3,
+MiMo-V2-Flash, OLMo Hybrid and Solar Open.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from quire.models import read_model
 from quire.program import Program
 from quire.program.ops import (
     Attention,
+    ChoosePositions,
     DeltaRule,
     Experts,
     LatentAttention,
@@ -104,6 +105,43 @@ def test_caches_of_layers_with_a_window_have_twice_the_heads() -> None:
     assert sizes == [(2, 12, 6), (4, 12, 6)]
 
 
+def test_layers_attend_to_what_the_last_indexer_before_them_chose() -> None:
+    def indexers(name: str, **changes: Any) -> str:
+        found, last = "", None
+        for op in program(name, **changes):
+            if isinstance(op, ChoosePositions):
+                found, last = found + "i", op.out
+            elif isinstance(op, LatentAttention):
+                assert op.chosen == last
+                found += "a"
+        return found
+
+    assert indexers("deepseek_v32") == "iaia"
+    assert indexers("glm_moe_dsa") == "iaiaa"
+    assert indexers("glm_moe_dsa", index_topk_freq=1) == "iaiaia"
+    assert indexers("glm_moe_dsa", index_topk_freq=0) == "iaiaia"
+    as_in_5_2 = {"index_topk_freq": 4, "index_skip_topk_offset": 3, "num_hidden_layers": 8}
+    assert indexers("glm_moe_dsa", **as_in_5_2) == "iaiaiaaaaiaa"
+    assert indexers("glm_moe_dsa", index_topk_pattern="FSF") == "iaaia"
+    listed = ["full", "shared", "shared"]
+    assert indexers("glm_moe_dsa", index_topk_pattern="FSF", indexer_types=listed) == "iaaa"
+
+
+def test_indexers() -> None:
+    """The first numbers of its queries and keys are rotated, in GLM side by side."""
+    for name, interleaved in (("deepseek_v32", False), ("glm_moe_dsa", True)):
+        recorded = program(name, index_topk=9)
+        rotated = [op for op in recorded if isinstance(op, Rotary)]
+        by_shape = {op.x.shape: (op.rope.dim, op.rope.interleaved) for op in rotated}
+        assert by_shape == {
+            **dict.fromkeys([(5, 6), (1, 6)], (4, interleaved)),
+            **dict.fromkeys([(4, 4), (1, 4)], (4, True)),
+        }
+        choose = next(op for op in recorded if isinstance(op, ChoosePositions))
+        assert (choose.out.shape, choose.out.dtype) == ((9,), "int32")
+        assert recorded.kv_token_bytes(2) == 2 * (2 * 6 + 16 * (len(recorded.caches) - 2))  # two indexers
+
+
 def test_delta_rules() -> None:
     def rule(name: str, **changes: Any) -> DeltaRule:
         return next(op for op in program(name, **changes) if isinstance(op, DeltaRule))
@@ -154,6 +192,17 @@ def test_names_of_tensors_as_transformers_writes_them(name: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
+        ("deepseek_v32", {"q_lora_rank": None}),
+        ("deepseek_v32", {"index_topk": 0}),
+        ("deepseek_v32", {"index_head_dim": 3}),
+        ("deepseek_v32", {"index_n_heads": "5"}),
+        ("glm_moe_dsa", {"index_topk_pattern": "SFF"}),
+        ("glm_moe_dsa", {"index_topk_pattern": "FF"}),
+        ("glm_moe_dsa", {"index_topk_pattern": "FXF"}),
+        ("glm_moe_dsa", {"indexer_types": {"0": "full"}}),
+        ("glm_moe_dsa", {"indexer_types": ["full", "shared", 1]}),
+        ("glm_moe_dsa", {"indexer_rope_interleave": False}),
+        ("glm_moe_dsa", {"index_topk_freq": None}),
         ("kimi_linear", {"mla_use_nope": False}),
         ("kimi_linear", {"moe_router_activation_func": "softmax"}),
         ("kimi_linear", {"moe_layer_freq": 2}),

@@ -47,6 +47,7 @@ _LATENT = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 5,
 }
+_INDEX = {"index_topk": 24, "index_head_dim": 6, "index_n_heads": 5}
 _MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 6}
 _DELTA = {
     "head_dim": 8,
@@ -527,6 +528,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **_MAMBA,
         "num_hidden_layers": 3,
         "attn_layer_indices": [0, 1],
+    },
+    "deepseek_v32": {
+        "architectures": ["DeepseekV32ForCausalLM"],
+        **_LATENT,
+        **_INDEX,
+        "first_k_dense_replace": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "rope_scaling": {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.3},
+    },
+    "glm_moe_dsa": {
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        **_LATENT,
+        **_INDEX,
+        "num_hidden_layers": 3,
+        "first_k_dense_replace": 2,
+        "index_topk_freq": 2,
+        "norm_topk_prob": False,
     },
     "kimi_linear": {
         "architectures": ["KimiLinearForCausalLM"],

@@ -40,9 +40,20 @@ _WIDE_EXPERTS = {
 }
 
 
+_WIDE_CHOICE = {
+    **CONFIGS["glm_moe_dsa"],
+    "hidden_size": 80,
+    "num_attention_heads": 40,
+    "kv_lora_rank": 20,
+    "index_topk": 530,
+    "index_head_dim": 20,
+    "max_position_embeddings": 2048,
+}
+
+
 @cache
 def model_of(name: str) -> Model:
-    wide = {"wide": _WIDE, "wide-experts": _WIDE_EXPERTS}
+    wide = {"wide": _WIDE, "wide-experts": _WIDE_EXPERTS, "wide-choice": _WIDE_CHOICE}
     return read_model(wide[name]) if name in wide else tiny(name)
 
 
@@ -113,7 +124,11 @@ def test_any_schedule(name: str, format: str, dtype: str, isa: str, block_size: 
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [*(("wide", dtype) for dtype in KV_DTYPES), ("wide-experts", "float32")]
+    ("name", "dtype"),
+    [
+        *((name, dtype) for name in ("wide", "wide-choice") for dtype in KV_DTYPES),
+        ("wide-experts", "float32"),
+    ],
 )
 def test_contexts_of_several_segments(name: str, dtype: str) -> None:
     """1,100 positions: few rows of long contexts are cut among threads, and put together again."""

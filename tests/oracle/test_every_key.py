@@ -318,6 +318,17 @@ VALUES |= {
 _SPARSE = [ABSENT, ["sparse", "dense", "sparse"], ["dense", "sparse", "dense"]]
 _OF_WINDOWS = [ABSENT, [_FULL, _SLIDING, _SLIDING], [_SLIDING, _FULL, _SLIDING]]
 _OF_TWO = {"n_group": [1, 2], "num_experts_per_tok": [1, 2]}  # a group ranks by two experts
+_OF_DSA = {
+    **_OF_TWO,
+    "q_lora_rank": [12, 20],
+    "qk_rope_head_dim": [8, 4],
+    "mlp_layer_types": _SPARSE,
+    "layer_types": [ABSENT, None],
+    "index_topk": [20, 50, 1, ABSENT],  # at these no two scores at the edge are so near that rounding decides
+    "index_head_dim": [10, 16, ABSENT],
+    "index_n_heads": [16, 20, ABSENT],
+    "tie_word_embeddings": [ABSENT, False, True],
+}
 # key -> what it may say in the configs of one class, whatever VALUES has; no other class has these keys
 OF_CLASS: dict[str, dict[str, list[Any]]] = {
     "BitNet": {"head_dim": [8, ABSENT], "num_key_value_heads": [8, 2, 1, None]},  # norms as wide as the model
@@ -385,6 +396,14 @@ OF_CLASS: dict[str, dict[str, list[Any]]] = {
         "rope_scaling": [ABSENT],
     },
     "Bamba": {"attn_layer_indices": [[1], [0, 2], [2]], "z_loss_coefficient": [ABSENT, 0.5]},
+    "DeepseekV32": {**_OF_DSA, "rope_parameters": [*_ROPES, {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.3}]},
+    "GlmMoeDsa": {
+        **_OF_DSA,
+        "indexer_types": [ABSENT, None, ["full", "shared", "full"], ["full", "shared", "shared"]],
+        "index_topk_pattern": [ABSENT, None, "FSF", "FFS", ["full", "full", "shared"]],
+        "index_topk_freq": [ABSENT, 1, 2, 0],
+        "index_skip_topk_offset": [ABSENT, 1, 3],
+    },
     "KimiLinear": {
         **_OF_TWO,
         "num_local_experts": [8, 4],
@@ -452,6 +471,7 @@ OWN_OLDER = {
     "Lfm2Moe": ("tie_embedding",),
     **dict.fromkeys(QWEN_NETS, ("full_attention_interval", "partial_rotary_factor")),
     "KimiLinear": OF_KIMI,
+    "GlmMoeDsa": ("index_topk_pattern", "index_topk_freq", "index_skip_topk_offset"),
     "NemotronH": ("hybrid_override_pattern",),
     "Lfm2": ("block_ff_dim", "tie_embedding"),
     "MiniMaxM2": ("rotary_dim",),
@@ -481,6 +501,7 @@ WINDOWED = (
     "Afmoe",
 )
 LATENT = ("DeepseekV2", "DeepseekV3", "Glm4MoeLite", "MiniCPM3", "Mistral4", "Youtu", "KimiLinear")
+LATENT += ("DeepseekV32", "GlmMoeDsa")
 ROUTED = ("num_experts", "num_local_experts")  # further names of n_routed_experts, which no file has
 # transformers cannot do with these in a config of another family.
 NOT_BESIDE = {"partial_rotary_factor", "head_dim", "rope_parameters", "rope_scaling"}

@@ -102,6 +102,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 HYBRID = ["linear_attention", FULL, "linear_attention"]
 OF_KIMI = {**LATENT, "num_local_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 OF_KIMI |= {"linear_num_heads": 3, "linear_head_dim": 10, "layer_types": HYBRID, "num_key_value_heads": 6}
+OF_DSA = {**ROUTED, **ALL_HEADS, "q_lora_rank": 20, "first_k_dense_replace": 2, "n_group": 1, "topk_group": 1}
+OF_DSA |= {"index_topk": 20, "index_head_dim": 14, "index_n_heads": 16}
 OF_OLMO_HYBRID = {key: size for key, size in NET.items() if key.startswith("linear")}
 OF_OLMO_HYBRID |= {"layer_types": HYBRID}
 PART = {"rope_type": "proportional", "rope_theta": 700.0, "partial_rotary_factor": 0.6, "factor": 2.0}
@@ -453,6 +455,23 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
             "routed_scaling_factor": 2.5,
         },
     ),
+    ("unstated", "DeepseekV32", {**OF_DSA, "qk_rope_head_dim": 8}),
+    (
+        "groups",
+        "DeepseekV32",
+        {
+            **OF_DSA,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+            "mlp_bias": True,  # which theirs ignores
+            "rope_parameters": {**YARN, "rope_theta": 700.0, "mscale": 0.7, "mscale_all_dim": 1.3},
+        },
+    ),
+    ("shared", "GlmMoeDsa", {**OF_DSA, "indexer_types": ["full", "shared", "full"]}),
+    ("pattern", "GlmMoeDsa", {**OF_DSA, "index_topk_pattern": "FSS", "first_k_dense_replace": 0}),
+    ("unstated", "GlmMoeDsa", {**OF_DSA, "index_topk": 1, "rms_norm_eps": 1e-3}),
     ("unstated", "KimiLinear", OF_KIMI),
     (
         "groups",

@@ -58,6 +58,10 @@ def defined(feature: Feature, rows: tuple[tuple[int, int], ...], num_logits: int
         case "boundaries":
             reached = [sum((t + 1) % window == 0 for t in row) for row in tokens]
             return sum(min(2, number) for number in reached)
+        case "positions_beyond":
+            return sum(row.stop for row in tokens if any(t >= window for t in row))
+        case "pairs_beyond":
+            return sum(len(range(t + 1)) for row in tokens for t in row if t >= window)
 
 
 SIZED = (
@@ -70,6 +74,8 @@ SIZED = (
     "since_boundary",
     "past_boundary",
     "boundaries",
+    "positions_beyond",
+    "pairs_beyond",
 )
 FEATURES = (
     *LEADING,

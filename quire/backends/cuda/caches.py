@@ -12,7 +12,7 @@ import numpy as np
 from quire.backends.cuda.accelerator import Accelerator, DeviceArray, Memory
 from quire.backends.cuda.states import LayerState, Restores, require_states, state_groups
 from quire.backends.kv_cache import KV_DTYPES, KV_ITEM_BYTES, KV_SCALE_BYTES
-from quire.program.caches import CacheSpec, PagedKV, PagedLatent, SlotState
+from quire.program.caches import CacheSpec, PagedIndex, PagedKV, PagedLatent, SlotState
 from quire.program.program import Program
 
 
@@ -124,8 +124,10 @@ def layer_caches(
 
 
 def _allocate(
-    memory: Memory, spec: PagedKV | PagedLatent, num_blocks: int, block_size: int, kv_dtype: str
+    memory: Memory, spec: PagedKV | PagedLatent | PagedIndex, num_blocks: int, block_size: int, kv_dtype: str
 ) -> LayerCache:
+    if isinstance(spec, PagedIndex):  # the key of one head without a value
+        spec = PagedKV(1, spec.dim, 0)
     if isinstance(spec, PagedLatent):  # as the value of one head, and its rotated part as the key
         spec = PagedKV(1, spec.rope_dim, spec.rank)
     places = (num_blocks, block_size, spec.num_heads)

@@ -20,6 +20,7 @@ _ON_CPU = "use device='native'"
 # Ops without kernels: what they are for, and what to do instead.
 _FOR: dict[type[Op], tuple[str, str]] = {
     ops.GatedRecurrence: ("recurrent states", _ON_CPU),
+    ops.ChoosePositions: ("attention to positions that an indexer chooses", _ON_CPU),
 }
 
 

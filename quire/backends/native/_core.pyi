@@ -296,7 +296,19 @@ class Native:
         causal: bool,
     ) -> None: ...
     def attend_latents(
-        self, out: int, q: int, q_rest: int, cache: KVCache, layer: int, heads: int, scale: float
+        self,
+        out: int,
+        q: int,
+        q_rest: int,
+        cache: KVCache,
+        layer: int,
+        heads: int,
+        scale: float,
+        chosen: int = -1,
+        number: int = 0,
+    ) -> None: ...
+    def choose_positions(
+        self, out: int, q: int, factors: int, cache: KVCache, layer: int, heads: int, number: int
     ) -> None: ...
     def attend_rows(
         self,

@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.backends.block_memory import BlockMemory
 from quire.backends.native import _core
-from quire.program.caches import PagedKV, SlotState
+from quire.program.caches import PagedIndex, PagedKV, SlotState
 from quire.program.ops.slot_states import CHUNK
 from quire.program.program import Program
 
@@ -53,6 +53,8 @@ def allocate(
         else:
             if isinstance(spec, PagedKV):
                 dims = (spec.num_heads, spec.key_dim, spec.value_dim)
+            elif isinstance(spec, PagedIndex):
+                dims = (1, spec.dim, 0)
             else:
                 dims = (0, spec.dim, spec.rank)
             size = (blocks, block_size, *dims)

@@ -32,7 +32,7 @@ from quire.weights.load import Progress
 from quire.weights.plan import Layout, WeightPlan
 
 _LOG = logging.getLogger(__name__)
-_ATTENTION = ops.Attention | ops.SharedAttention | ops.LatentAttention
+_ATTENTION = ops.Attention | ops.SharedAttention | ops.LatentAttention | ops.ChoosePositions
 # Instruction sets with products of bf16; the twin computes the bits of AMX without it.
 _BF16_ISAS = frozenset({"avx512_amx", "avx512_amx_twin", "avx512_vnni_bf16"})
 

@@ -48,7 +48,7 @@ class Lowering:
         self._matrices = matrices
         self._vectors = vectors
         self._caches = caches
-        if others := {v.dtype for op in program for v in op.outputs()} - {"float32"}:
+        if others := {v.dtype for op in program for v in op.outputs()} - {"float32", "int32"}:
             problem = f"the native backend computes in float32, and this program has values of {min(others)}"
             raise ConfigError(problem, "use device='reference'")
         plan = plan_buffers(program)
@@ -154,11 +154,7 @@ class Lowering:
         self.native.sampled_rows(self._at(op.out), self._at(op.x), op.x.width)
 
     @record.register
-    def _(self, op: ops.PreviousHidden) -> None:
-        self.native.previous_hidden(self._at(op.out), op.out.width)
-
-    @record.register
-    def _(self, op: ops.Patches) -> None:
+    def _(self, op: ops.PreviousHidden | ops.Patches) -> None:
         self.native.previous_hidden(self._at(op.out), op.out.width)
 
     @record.register
@@ -221,8 +217,7 @@ class Lowering:
 
     @record.register
     def _(self, op: ops.AboveCutoff) -> None:
-        out, x, width = self._at(op.out), self._at(op.x), op.x.width
-        self.native.above_cutoff(op.x.count, out, x, width, op.deviations)
+        self.native.above_cutoff(op.x.count, self._at(op.out), self._at(op.x), op.x.width, op.deviations)
 
     @record.register
     def _(self, op: ops.GatedRMSNorm) -> None:
@@ -232,7 +227,7 @@ class Lowering:
 
     @record.register
     def _(self, op: ops.AddNorm) -> None:
-        self.native.add(op.x.count, self._at(op.total), self._at(op.x), self._at(op.y), op.x.width)
+        self.record(ops.Add(op.total, op.x, op.y))
         self.record(op.norm)
 
     @record.register
@@ -298,15 +293,13 @@ class Lowering:
         if op.rope not in self.ropes:
             axes = op.rope.axes.tolist() if op.rope.sections else []
             self.ropes[op.rope] = self.native.rope_table(op.rope.dim // 2, op.rope.attention_factor, axes)
-        heads, dim = op.x.shape
-        table, interleaved = self.ropes[op.rope], op.rope.interleaved
-        self.native.rotary(op.x.count, self._at(op.out), self._at(op.x), heads, dim, table, interleaved)
+        (heads, dim), how = op.x.shape, (self.ropes[op.rope], op.rope.interleaved)
+        self.native.rotary(op.x.count, self._at(op.out), self._at(op.x), heads, dim, *how)
 
     @record.register
     def _(self, op: ops.Attention) -> None:
         self.native.write_kv(self._at(op.k), self._at(op.v), *self._caches.paged[op.layer])
-        sinks = self._vector(op.sinks)
-        self._attend(op, chunked=op.chunked, softcap=op.softcap or 0.0, sinks=sinks)
+        self._attend(op, chunked=op.chunked, softcap=op.softcap or 0.0, sinks=self._vector(op.sinks))
 
     @record.register
     def _(self, op: ops.SharedAttention) -> None:
@@ -320,10 +313,18 @@ class Lowering:
 
     @record.register
     def _(self, op: ops.LatentAttention) -> None:
+        out, q, q_rest, c, r = (self._at(value) for value in (op.out, op.q, op.q_rope, op.c, op.r))
+        self.native.write_kv(r, c, *self._caches.paged[op.layer])
+        how = (op.q.shape[0], op.scale, -1 if op.chosen is None else self._at(op.chosen), op.most or 0)
         cache, layer = self._caches.paged[op.layer]
-        self.native.write_kv(self._at(op.r), self._at(op.c), cache, layer)
-        out, q, q_rest = self._at(op.out), self._at(op.q), self._at(op.q_rope)
-        self.native.attend_latents(out, q, q_rest, cache, layer, heads=op.q.shape[0], scale=op.scale)
+        self.native.attend_latents(out, q, q_rest, cache, layer, *how)
+
+    @record.register
+    def _(self, op: ops.ChoosePositions) -> None:
+        out, q, factors, k = (self._at(value) for value in (op.out, op.q, op.factors, op.k))
+        where, how = self._caches.paged[op.layer], (op.q.shape[0], op.number)
+        self.native.write_kv(k, k, *where)
+        self.native.choose_positions(out, q, factors, *where, *how)
 
     @record.register
     def _(self, op: ops.LinearByHead) -> None:
@@ -347,7 +348,7 @@ class Lowering:
         cache, layer = self._caches.states[op.layer]
         parts = (op.x, *(op.apart or (op.x, op.x)))  # the same for all three: side by side
         out, q, k, v, decay, beta = (self._at(value) for value in (op.out, *parts, op.decay, op.beta))
-        rate, bias = self._vectors[op.log_rate.name], self._vectors[op.bias.name]
+        rate, bias = (self._vectors[spec.name] for spec in op.weights())
         how = (rate, bias, op.key_heads, op.state.shape[1], op.beta_factor)
         self.native.delta_rule(out, q, k, v, decay, beta, cache, layer, *how)
 

@@ -1,6 +1,6 @@
 """The ops, by topic. Each has its contract, its cost and its NumPy reference in one class."""
 
-from quire.program.ops.attention import Attention, LatentAttention, RowAttention, SharedAttention
+from quire.program.ops.attention import Attention, RowAttention, SharedAttention
 from quire.program.ops.delta import DeltaRule
 from quire.program.ops.elementwise import (
     Add,
@@ -27,6 +27,7 @@ from quire.program.ops.embedding import (
 )
 from quire.program.ops.experts import Experts
 from quire.program.ops.images import JoinRows, MeanOfRows, MixedRows, Patches, PlaceImages, RotaryAt
+from quire.program.ops.latent import ChoosePositions, LatentAttention
 from quire.program.ops.linear import GatedLinear, Linear, LinearByHead
 from quire.program.ops.norm import AboveCutoff, AddNorm, GatedRMSNorm, LayerNorm, MatchMagnitude, RMSNorm
 from quire.program.ops.rotary import Rotary
@@ -38,6 +39,7 @@ __all__ = [
     "Add",
     "AddNorm",
     "Attention",
+    "ChoosePositions",
     "Clip",
     "DeltaRule",
     "Embed",

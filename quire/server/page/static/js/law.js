@@ -39,6 +39,12 @@ export function values(law, rows, numLogits) {
         return sum(
           rows.map(([start, count]) => Math.min(2, whole(start + count, window) - whole(start, window))),
         );
+      case "positions_beyond":
+        return sum(rows.map(([start, count]) => (start + count > window ? start + count : 0)));
+      case "pairs_beyond":
+        return sum(
+          rows.map(([start, count]) => Math.max(0, upTo(start + count) - upTo(Math.max(start, window)))),
+        );
       default:
         throw new Error(`unknown feature ${kind}`);
     }
@@ -76,6 +82,9 @@ const dot = (coefficients, found) =>
   coefficients.reduce((total, one, index) => total + one * found[index], 0);
 const longer = (stage, found) => Math.max(dot(stage.memory, found), dot(stage.arithmetic, found));
 const whole = (position, size) => Math.floor(position / size);
+
+/** Pairs of all tokens before a position. */
+const upTo = (end) => (end * (end + 1)) / 2;
 
 /** Pairs in chunks of all tokens before a position. */
 function inChunks(position, chunk) {
