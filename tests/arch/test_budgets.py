@@ -160,7 +160,7 @@ ROOMS = (
     ),
     Room(
         "gguf",
-        3_135,
+        3_165,
         "GGUF files: container, blocks, configuration, tokenizers, pooling: could be deleted, with its lines "
         "in weights/hub.py",
         ("weights/gguf",),

@@ -42,12 +42,14 @@ FOLDERS = {
 # Made of random numbers, as there is no checkpoint
 MADE = {"hunyuan_moe": "hunyuan-moe", "minicpm": "minicpm", "phimoe": "phimoe", "stablelm": "stablelm"}
 MADE |= {"kimi_linear": "kimi-linear", "bailing2": "bailingmoe2", "exaone3": "exaone"}
+MADE |= {"deepseek_v32": "deepseek32", "glm_moe_dsa": "glm-dsa"}
 MADE |= {"phi": "phi2", "nemotron": "nemotron"}
 MADE |= {"arcee": "arcee", "cohere": "command-r", "granite_moe_shared": "granitemoe", "olmo": "olmo"}
 
 NAMES = {
     "model.embed_tokens": "token_embd",
     "model.word_embeddings": "token_embd",
+    "self_attn.indexer.k_norm": "indexer.k_norm",
     "transformer.wte": "token_embd",
     "transformer.ln_f": "output_norm",
     "ln_1": "attn_norm",
@@ -119,6 +121,9 @@ LAST = {
     "c_fc_1": "ffn_up",
     "c_proj": "ffn_down",
     "dense": "attn_output",
+    "wq_b": "indexer.attn_q_b",
+    "wk": "indexer.attn_k",
+    "weights_proj": "indexer.proj",
     "q_a_proj": "attn_q_a",
     "q_b_proj": "attn_q_b",
     "q_a_layernorm": "attn_q_a_norm",

@@ -60,6 +60,8 @@ def metadata_of(architecture: str, config: Config, later: int) -> dict[str, Any]
         "bailingmoe2": _bailing,
         "ernie4_5-moe": _ernie,
         "hunyuan-moe": _hunyuan,
+        "deepseek32": _sparse,
+        "glm-dsa": _sparse,
         "kimi-linear": _kimi,
         "minicpm": _minicpm,
         "nemotron": _nemotron_4,
@@ -99,6 +101,17 @@ def _phi2(config: Config) -> dict[str, Any]:
 
 def _nemotron_4(config: Config) -> dict[str, Any]:
     return {**_partial(config), "attention.layer_norm_epsilon": config["norm_eps"]}
+
+
+def _sparse(config: Config) -> dict[str, Any]:
+    types = config.get("indexer_types")
+    return {
+        "expert_gating_func": 2,
+        "attention.indexer.head_count": config["index_n_heads"],
+        "attention.indexer.key_length": config["index_head_dim"],
+        "attention.indexer.top_k": config["index_topk"],
+        "attention.indexer.types": types and [kind == "full" for kind in types],
+    }
 
 
 def _hunyuan(config: Config) -> dict[str, Any]:

@@ -50,6 +50,13 @@ OF_KIMI: dict[str, Any] = {
     "n_group": 2,
     "topk_group": 1,
 }
+OF_SPARSE = {
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+}
 # What the checkpoints of random numbers state beside the config of their family
 STATED: dict[str, tuple[dict[str, Any], ...]] = {
     "arcee": ({"rope_scaling": None, "mlp_bias": False}, {"rope_scaling": None, "tie_word_embeddings": True}),
@@ -81,6 +88,11 @@ STATED: dict[str, tuple[dict[str, Any], ...]] = {
     "nemotron": (
         {"norm_eps": 1e-5, "partial_rotary_factor": 0.5, "mlp_bias": False},
         {"norm_eps": 1e-5, "partial_rotary_factor": 1.0, "mlp_bias": True, "attention_bias": True},
+    ),
+    "deepseek_v32": ({"rope_scaling": None, "norm_topk_prob": True, **OF_SPARSE},),
+    "glm_moe_dsa": (
+        {**OF_SPARSE, "index_topk_freq": 1},
+        {**OF_SPARSE, "indexer_types": ["full", "shared", "shared"]},
     ),
     "hunyuan_moe": ({"moe_topk": [2, 2], "rope_theta": 11158839.0},),
     "minicpm": (

@@ -113,6 +113,8 @@ ARCHITECTURES = {
     "lfm2": Architecture("Lfm2ForCausalLM", tables.LFM2, changes=_CONV),
     "lfm2moe": Architecture("Lfm2MoeForCausalLM", tables.LFM2_MOE, changes=_CONV),
     "deepseek2": Architecture("DeepseekV3ForCausalLM", tables.LATENT),
+    "deepseek32": Architecture("DeepseekV32ForCausalLM", tables.SPARSE_LATENT),
+    "glm-dsa": Architecture("GlmMoeDsaForCausalLM", tables.SPARSE_LATENT),
     "kimi-linear": Architecture("KimiLinearForCausalLM", tables.KIMI_LINEAR, changes=_KDA),
     "minicpm3": Architecture("MiniCPM3ForCausalLM", tables.LATENT),
     "glm4moe": Architecture("Glm4MoeForCausalLM", tables.GLM4_MOE),

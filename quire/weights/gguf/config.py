@@ -43,7 +43,7 @@ _NO_MODELS = {
 _NEMOTRON = ("nemotron_h", "nemotron_h_moe")
 _BY_LAYER = ("gemma3n", "gemma4", "kimi-linear", "lfm2", "lfm2moe", "granitehybrid", *_NEMOTRON)
 _ONLY_EXPERTS = ("qwen35moe",)
-_OWN_HEADS = ("gemma4", "deepseek2", "kimi-linear", "minicpm3", *_NEMOTRON)
+_OWN_HEADS = ("gemma4", "deepseek2", "deepseek32", "glm-dsa", "kimi-linear", "minicpm3", *_NEMOTRON)
 _ROTATE_PART = (
     "phi2",
     "phi3",
@@ -336,6 +336,8 @@ _OWN: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "NemotronHForCausalLM": config_states.nemotron_h,
     "DeepseekV2ForCausalLM": config_latent.deepseek,
     "DeepseekV3ForCausalLM": config_latent.deepseek,
+    "DeepseekV32ForCausalLM": config_latent.sparse,
+    "GlmMoeDsaForCausalLM": config_latent.sparse,
     "KimiLinearForCausalLM": config_latent.kimi_linear,
     "MiniCPM3ForCausalLM": config_latent.minicpm3,
     "Glm4MoeForCausalLM": config_latent.glm4_moe,

@@ -29,6 +29,26 @@ def deepseek(keys: Keys) -> dict[str, Any]:
     return own | _router(keys) | {"topk_method": "group_limited_greedy"} if limited else own | _router(keys)
 
 
+def sparse(keys: Keys) -> dict[str, Any]:
+    """Return DeepSeek's attention with indexers; which layers have one is stated, or told by the tensors."""
+    if not scores_are_sigmoids(keys):
+        raise ConfigError(f"{keys.metadata.where}: a softmax router beside an indexer is not supported")
+    stated = keys.value("attention.indexer.types") is not None
+    tensors = [f"blk.{layer}.indexer.attn_q_b.weight" in keys.tensors for layer in range(keys.layers)]
+    have = keys.of_layers("attention.indexer.types") if stated else tensors
+    return (
+        _latent(keys)
+        | _rope(keys)
+        | _router(keys)
+        | {
+            "index_n_heads": keys.size("attention.indexer.head_count"),
+            "index_head_dim": keys.size("attention.indexer.key_length"),
+            "index_topk": keys.size("attention.indexer.top_k"),
+            "indexer_types": ["full" if own else "shared" for own in have],
+        }
+    )
+
+
 def kimi_linear(keys: Keys) -> dict[str, Any]:
     """Return the delta rules, which are the layers without heads of keys, and have as many as the others."""
     groups = keys.of_layers("attention.head_count_kv")

@@ -282,6 +282,13 @@ _LATENT = {
     "attn_v_b.weight": "self_attn.kv_b_proj.values.weight",
 }
 LATENT = {**_LATER_PREDICTION, **MOE, **_BIASED, **_shared("mlp.shared_experts"), **_LATENT}
+SPARSE_LATENT = {
+    **LATENT,
+    "indexer.attn_q_b": "self_attn.indexer.wq_b",
+    "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+    "indexer.proj": "self_attn.indexer.weights_proj",
+}
 KIMI_LINEAR = {
     **_LATENT,
     **_experts("block_sparse_moe", "gate", "w1", "w3", "w2"),
