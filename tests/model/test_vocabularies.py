@@ -214,7 +214,7 @@ AS_WRITTEN = {
 
 @pytest.mark.parametrize("version", AS_WRITTEN)
 def test_conversations_of_tekken(version: str, tmp_path: Path) -> None:
-    """As mistral-common 1.11 writes them, whose tokens were compared."""
+    """As mistral-common 1.13 writes them, whose tokens were compared."""
     folder = ModelFolder.at(tekken_of(tmp_path, version))
     template = ChatTemplate(folder.chat_templates(), need_tokenizer(folder).special_tokens)
     written = template.render(MESSAGES, [TOOL])
