@@ -21,7 +21,7 @@ from tiny_encoders import write_bert, write_cross_encoder
 from quire.cluster.local import local_replicas
 from quire.config import EngineConfig, ServerConfig
 from quire.errors import ConfigError, Overloaded, QuireError, RequestError
-from quire.server.app import HANDLERS
+from quire.server.app import HANDLERS, REFUSALS
 from quire.server.errors import HTTPRefusal
 from quire.server.hosted import policy
 from quire.server.hosted.budget import Allotment, ModelSpec, budgets
@@ -29,15 +29,18 @@ from quire.server.hosted.door import Door
 from quire.server.hosted.host import Host, HostedModel
 from quire.server.hosted.policy import Need
 from quire.server.hosted.serving import open_models
-from quire.server.ollama.models import capabilities_of
+from quire.server.ollama import models as ollama
+from quire.server.openai import responses
 from quire.server.service import QueueFull
 
 UNUSED: Any = None
-PATHS = ("/v1/completions", "/api/chat", "/page/experiments/fleet")
+PATHS = ("/v1/completions", "/page/experiments/fleet")
 EVERY = Starlette(
     routes=[
         *(Route(path, lambda request: UNUSED, methods=["POST"]) for path in PATHS),
         Route("/props", lambda request: UNUSED),
+        *ollama.ROUTES,
+        *responses.ROUTES,
     ],
     exception_handlers=HANDLERS,
 )
@@ -292,6 +295,25 @@ def test_no_model_is_loaded_for_what_no_route_is_for() -> None:
     run(test)
 
 
+def test_no_model_is_loaded_for_what_is_refused_in_any_case() -> None:
+    async def test() -> None:
+        fake = FakeModels("a", "b")
+        door = Door(fake.host, UNUSED, [], [], EVERY, REFUSALS)
+        for path, method, status in (
+            ("/api/pull", "POST", 501),
+            ("/api/blobs/sha256:0", "HEAD", 501),
+            ("/v1/responses/compact", "POST", 404),
+            ("/v1/responses/resp_1", "GET", 404),
+            ("/v1/responses/resp_1/cancel", "POST", 404),
+        ):
+            assert (await sent(door, [(b'{"model": "b"}', 0)], path, method))[0] == status
+        assert not fake.past
+        assert await sent(door, [(b'{"model": "b"}', 0)], "/v1/responses/input_tokens") == (200, b"b")
+        await fake.host.close()
+
+    run(test)
+
+
 def test_no_body_is_kept_while_its_request_is_answered() -> None:
     async def test() -> None:
         fake, pieces, counts = FakeModels("a"), [(b'{"model": "a"}'.ljust(99), 0)], list[int]()
@@ -364,7 +386,8 @@ def test_the_use_of_a_model_is_known_before_it_is_loaded(tmp_path: Path) -> None
         for own in (write_bert(tmp_path / "embedder"), write_cross_encoder(tmp_path / "scorer"))
     )
     _, found = budgets([specs()[0], embedder, scorer], None)
-    assert [capabilities_of(one.pooling, False) for one in found] == [["completion"], ["embedding"], []]
+    capabilities = [ollama.capabilities_of(one.pooling, False) for one in found]
+    assert capabilities == [["completion"], ["embedding"], []]
 
 
 def test_models_with_the_same_weights_share_them() -> None:
