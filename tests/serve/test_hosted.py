@@ -314,6 +314,26 @@ def test_no_model_is_loaded_for_what_is_refused_in_any_case() -> None:
     run(test)
 
 
+def test_a_model_that_is_given_up_before_it_gets_a_request_is_an_error() -> None:
+    async def test() -> None:
+        fake = FakeModels("a")
+
+        @asynccontextmanager
+        async def given_up(*args: Any) -> AsyncIterator[Any]:
+            async with fake.open(*args) as (service, app):
+                service.is_over = True
+                asyncio.get_running_loop().call_soon(lambda: fake.host.is_over)
+                yield service, app
+
+        host = Host(fake.config, [*fake.host.models.values()], 10, given_up)
+        status, body = await sent(Door(host, UNUSED, [], [], EVERY), [(b"{}", 0)], "/v1/completions")
+        assert (status, b"model 'a' is unloaded" in body) == (503, True)
+        assert host.models["a"].num_users == 0
+        await host.close()
+
+    run(test)
+
+
 def test_no_body_is_kept_while_its_request_is_answered() -> None:
     async def test() -> None:
         fake, pieces, counts = FakeModels("a"), [(b'{"model": "a"}'.ljust(99), 0)], list[int]()

@@ -113,7 +113,9 @@ class Door:
         replayed = _replay(body, left)
         del body  # it is read once, and the answer may take long
         try:
-            if model.app is not None and not left.done():
+            if model.app is None:  # it was given up since the request was let in
+                raise Overloaded(f"model {model.name!r} is {model.state}", "ask again", DRAIN_RETRY_S)
+            if not left.done():
                 await model.app(scope, replayed, send)
         finally:
             left.cancel()
