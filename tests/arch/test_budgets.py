@@ -106,7 +106,7 @@ ROOMS = (
     ),
     Room(
         "server",
-        4_595,
+        4_600,
         "HTTP and its limits, requests and the queue, the engine's process, metrics, what all APIs share",
         ("server",),
     ),

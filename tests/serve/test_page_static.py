@@ -29,7 +29,7 @@ CONTENTS = contents()
 def application(page: bool = True, **config: object) -> SimpleNamespace:
     """What the endpoints of the page use of a service."""
     chosen = ServerConfig(page=page, **config)  # type: ignore[arg-type]
-    state = {"refusing": False, "requests": set(), "num_uploading_bytes": 0, "check_queue": lambda: None}
+    state = {"refusing": False, "requests": set(), "num_uploading_bytes": 0, "check_queue": lambda **_: None}
     return SimpleNamespace(
         config=chosen, engine_config=EngineConfig(), metrics=make_metrics(), replicas=None, **state
     )

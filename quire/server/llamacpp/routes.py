@@ -158,7 +158,7 @@ def _running(prompt: PromptRun, n_ctx: int) -> list[SlotInfo]:
 async def apply_template(request: Request) -> Response:
     """Render a conversation as a prompt that /completion takes verbatim."""
     service: ServiceState = request.app.state.service
-    asked, *_ = await read(request, TemplateRequest)
+    asked, *_ = await read(request, TemplateRequest, timely=False)
     service.check_name(asked.model)
     text = await service.in_thread_for(asked.messages, _rendered, service.frontend, asked)
     return admin.reply(RenderedPrompt(text))
