@@ -133,6 +133,24 @@ def test_a_damaged_conversation_hides_no_other(chat: Chat) -> None:
     expect(chat.root.get_by_role("alert")).to_have_count(0)
 
 
+def test_what_another_tab_keeps_replaces_nothing_that_is_not_kept_yet(chat: Chat) -> None:
+    chat.ask("First?")
+    chat.page.wait_for_timeout(KEPT_MS)
+    other = chat.page.context.new_page()
+    other.goto(chat.page.url)
+    chat.set(system="Be brief.")
+    other.evaluate("localStorage['quire-chat:another'] = '{}'")
+    chat.page.wait_for_timeout(100)
+    expect(chat.root.locator(".about")).to_contain_text("system")
+    other.evaluate(FILL)
+    chat.page.bring_to_front()
+    assert chat.text(chat.ask("Second?")) == "Yes."
+    chat.page.wait_for_timeout(KEPT_MS)
+    other.evaluate("localStorage.removeItem('quire-chat:another')")
+    chat.page.wait_for_timeout(100)
+    expect(chat.answers).to_have_count(2)
+
+
 def test_tabs_show_the_same_conversations(chat: Chat) -> None:
     chat.ask("First?")
     chat.page.wait_for_timeout(KEPT_MS)

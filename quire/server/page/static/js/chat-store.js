@@ -252,6 +252,8 @@ function kept(key) {
 
 function load() {
   if (book.runs.size) return;
+  if (dirty.size) keep();
+  if (book.problem) return; // what is here is nowhere else
   const shown = sessionStorage[KEY];
   const keys = Object.keys(localStorage).filter((key) => key.startsWith(KEY));
   book.all = keys.flatMap(kept).sort((a, b) => b.at - a.at);
