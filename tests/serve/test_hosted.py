@@ -16,6 +16,7 @@ from remote_engines import until
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp
 from tiny_encoders import write_bert, write_cross_encoder
 
 from quire.cluster.local import local_replicas
@@ -29,6 +30,7 @@ from quire.server.hosted.door import Door
 from quire.server.hosted.host import Host, HostedModel
 from quire.server.hosted.policy import Need
 from quire.server.hosted.serving import open_models
+from quire.server.logs import RequestLog
 from quire.server.ollama import models as ollama
 from quire.server.openai import responses
 from quire.server.service import QueueFull
@@ -351,8 +353,23 @@ def test_no_body_is_kept_while_its_request_is_answered() -> None:
     run(test)
 
 
+def test_what_is_refused_before_a_model_is_counted_by_its_path() -> None:
+    async def test() -> None:
+        fake, counted = FakeModels("a"), list[str]()
+        count: Any = lambda method, path, status: counted.append(path)  # noqa: E731
+        log = RequestLog(Door(fake.host, UNUSED, [], [], EVERY, REFUSALS), count)
+        await sent(log, [(b'{"model": "c"}', 0)], "/v1/completions")
+        await sent(log, [], "/props", "GET")
+        await sent(log, [(b"{}", 0)], "/v1/responses/resp_1/cancel")
+        paths = ("/v1/completions", "/props", "/v1/responses/{response_id}/cancel")
+        assert counted == [*paths]
+        await fake.host.close()
+
+    run(test)
+
+
 async def sent(
-    door: Door, body: list[tuple[bytes, int]], path: str, method: str = "POST", query: bytes = b""
+    door: ASGIApp, body: list[tuple[bytes, int]], path: str, method: str = "POST", query: bytes = b""
 ) -> tuple[int, bytes]:
     """Send a request in these pieces; return the status and the body of the answer."""
     messages = [{"type": "http.request", "body": piece, "more_body": bool(more)} for piece, more in body]

@@ -79,6 +79,7 @@ class Door:
                 return
         except QuireError as error:
             scope["state"]["shed"] = isinstance(error, QueueFull)
+            scope.update(route.matches(scope)[1])  # for the log and the metrics
             await response_for(error, scope["path"])(scope, receive, send)
             return
         await app(scope, receive, send)
