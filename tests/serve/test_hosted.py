@@ -30,6 +30,7 @@ from quire.server.hosted.door import Door
 from quire.server.hosted.host import Host, HostedModel
 from quire.server.hosted.policy import Need
 from quire.server.hosted.serving import open_models
+from quire.server.llamacpp import routes as llamacpp
 from quire.server.logs import RequestLog
 from quire.server.ollama import models as ollama
 from quire.server.openai import responses
@@ -45,6 +46,9 @@ EVERY = Starlette(
         *responses.ROUTES,
     ],
     exception_handlers=HANDLERS,
+)
+REFUSING = Starlette(
+    routes=[*llamacpp.ROUTES, *ollama.ROUTES, *responses.ROUTES], exception_handlers=HANDLERS
 )
 
 
@@ -300,9 +304,11 @@ def test_no_model_is_loaded_for_what_no_route_is_for() -> None:
 def test_no_model_is_loaded_for_what_is_refused_in_any_case() -> None:
     async def test() -> None:
         fake = FakeModels("a", "b")
-        door = Door(fake.host, UNUSED, [], [], EVERY, REFUSALS)
+        door = Door(fake.host, UNUSED, [], [], REFUSING, REFUSALS)
         for path, method, status in (
             ("/api/pull", "POST", 501),
+            ("/props", "POST", 501),
+            ("/slots/0", "POST", 501),
             ("/api/blobs/sha256:0", "HEAD", 501),
             ("/v1/responses/compact", "POST", 404),
             ("/v1/responses/resp_1", "GET", 404),
