@@ -152,7 +152,7 @@ ROOMS = (
     ),
     Room(
         "gguf",
-        3_330,
+        3_335,
         "GGUF files: container, blocks, configuration, tokenizers, pooling: could be deleted, with its lines "
         "in weights/hub.py",
         ("weights/gguf",),
