@@ -106,7 +106,7 @@ ROOMS = (
     ),
     Room(
         "server",
-        4_600,
+        4_605,
         "HTTP and its limits, requests and the queue, the engine's process, metrics, what all APIs share",
         ("server",),
     ),
