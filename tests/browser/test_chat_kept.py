@@ -21,6 +21,13 @@ FREE = """() => {
   for (const key of Object.keys(localStorage)) if (key.startsWith("filler")) localStorage.removeItem(key);
 }"""
 
+COUNT_FILES = """() => {
+  const { createObjectURL, revokeObjectURL } = URL, later = window.setTimeout;
+  URL.createObjectURL = (file) => { window.files = (window.files ?? 0) + 1; return createObjectURL(file); };
+  URL.revokeObjectURL = (url) => { window.files -= 1; revokeObjectURL(url); };
+  window.setTimeout = (work, ms, ...given) => later(work, Math.min(ms, 500), ...given);
+}"""
+
 
 @pytest.fixture
 def chat(page: Page) -> Chat:
@@ -68,6 +75,16 @@ def test_conversations_are_exported_and_imported(chat: Chat, tmp_path: Path) -> 
     chat.root.get_by_role("button", name="First?", exact=True).click()
     expect(chat.root.locator(".versions")).to_contain_text("2 / 2")
     expect(chat.root.locator(".about")).to_contain_text("system, temperature")
+
+
+def test_the_memory_of_an_exported_file_is_released(chat: Chat) -> None:
+    chat.page.evaluate(COUNT_FILES)
+    chat.ask("First?")
+    titles(chat)
+    with chat.page.expect_download():
+        chat.root.get_by_role("button", name="Export all").click()
+    chat.page.wait_for_timeout(1000)
+    assert chat.page.evaluate("window.files") == 0
 
 
 def test_names_and_texts_are_found(chat: Chat) -> None:
