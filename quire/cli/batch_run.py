@@ -21,7 +21,6 @@ from quire.progress import REFRESH_S, in_terminal, progress_bar
 if TYPE_CHECKING:
     from quire.server.local import LocalServer, Reply
 
-MAX_TRIES = 8  # per request, while the engine restarts
 NOTE_S = 30.0  # between two progress notes, if standard error is not a terminal
 LONG_S = 100  # longer durations are given in minutes
 
@@ -173,16 +172,18 @@ async def answer_all(
 
 
 async def _reply(server: LocalServer, request: BatchRequest) -> Reply:
-    """Send a request, and retry it while the engine restarts."""
-    for _ in range(MAX_TRIES):
+    """Send a request, again and again while the engine restarts or is in a long step.
+
+    Raises EngineDead if it cannot be restarted.
+    """
+    while True:
         reply = await server.post(request.url, request.body)
         if reply.status == 200:
-            break
+            return reply
         server.check_alive()
         if reply.status != 503:
-            break
+            return reply
         await asyncio.sleep(float(reply.headers.get("retry-after", "1")))
-    return reply
 
 
 def _output_line(request: BatchRequest, reply: Reply, tally: Tally) -> OutputLine:

@@ -30,6 +30,7 @@ LOWER_PRIORITY = 10  # than the server's, as `nice` has it
 LOWEST_PRIORITY = 19
 SUFFIX = ".quire-incident"
 _LOG = logging.getLogger(__name__)
+_NAMING = threading.Lock()  # held until a file has its name: recorders of several models share a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,6 @@ class Recorder:
         self._last_s: float | None = None  # when a file was last written by itself
         self._writing: set[asyncio.Task[None]] = set()
         self._tracing = asyncio.Lock()
-        self._naming = threading.Lock()  # held until a file has its name
 
     @property
     def limits(self) -> JournalLimits:
@@ -134,7 +134,7 @@ class Recorder:
             await asyncio.wait(self._writing)
 
     def _write(self, reason: str, header: bytes, chunks: list[bytes]) -> WrittenIncident:
-        with self._naming:
+        with _NAMING:
             names = {path.name for path in self.folder.glob(f"*{SUFFIX}")}
             if len(names) >= MAX_FILES:
                 raise RequestError(

@@ -208,7 +208,7 @@ async def model(request: Request) -> Response:
 @describes("Tokenize a text or a conversation", TokenizeRequest, TokenizeReply)
 async def tokenize(request: Request) -> Response:
     service = service_of(request)
-    asked, *_ = await read(request, TokenizeRequest)
+    asked, *_ = await read(request, TokenizeRequest, timely=False)
     service.check_name(asked.model)
     return reply(await service.in_thread_for(asked.messages or (), _tokenize, service.frontend, asked))
 
@@ -245,7 +245,7 @@ def _piece(token: bytes) -> str | list[int]:
 @describes("Decode token ids", DetokenizeRequest, DetokenizeReply)
 async def detokenize(request: Request) -> Response:
     service = service_of(request)
-    asked, *_ = await read(request, DetokenizeRequest)
+    asked, *_ = await read(request, DetokenizeRequest, timely=False)
     service.check_name(asked.model)
     return reply(await service.in_thread(_detokenize, service.frontend, asked.tokens))
 

@@ -35,6 +35,11 @@ from quire.server.service import QueueFull, ServiceState
 from quire.transfer.segment_folder import folder_secret
 
 LIVE_ROUTES = (*events.ROUTES, *experiments.ROUTES)  # of the page, about the engine that runs
+# Endpoints that refuse every request, whatever the model
+REFUSALS = (
+    *(ollama.refuse, llamacpp.change_props, llamacpp.change_slot),
+    *(responses.stored, responses.compact, responses.websocket),
+)
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _EXPOSED = ("x-request-id", "x-quire-tag", "retry-after")
 

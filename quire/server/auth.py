@@ -100,7 +100,8 @@ class AllowedHosts:
 class OwnPage:
     """Refuse requests for the page's data that come from other pages.
 
-    Another page cannot read the answer, but it could open streams of events and start experiments. Browsers
+    Another page cannot read the answer, but it could open streams of events, start experiments, and have
+    traces made, with each picture that it says is one; a link to a trace may be followed. Browsers
     say where a request comes from in Sec-Fetch-Site and Origin, which no script can set; other clients send
     neither. Behind a proxy that changes the Host header, an old browser's Origin is not the Host: the proxy's
     is then one of `allowed`.
@@ -112,7 +113,8 @@ class OwnPage:
     def __call__(self, scope: Scope) -> HTTPRefusal | None:
         headers = dict(scope["headers"])
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
-        if not scope["path"].startswith("/page/") or origin in self._allowed:
+        is_trace = scope["path"] == "/trace" and headers.get(b"sec-fetch-dest") != b"document"
+        if not (is_trace or scope["path"].startswith("/page/")) or origin in self._allowed:
             return None
         own = origin is None or origin.partition(b"://")[2].lower() == headers.get(b"host", b"").lower()
         if own if site is None else site in (b"same-origin", b"none"):

@@ -29,12 +29,12 @@ _PART_S = (0.0, *_STEP_S, 30.0, 60.0, 120.0)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _COUNTS = (1, 2, 5, 10, 20)
+LABELS = ("model_name", "engine")
 INFO = (  # the metric of the cache's configuration: name, help, labels
     "vllm:cache_config_info",
     "Configuration of the KV cache",
-    ("block_size", "cache_dtype", "enable_prefix_caching", "num_gpu_blocks", "engine"),
+    ("block_size", "cache_dtype", "enable_prefix_caching", "num_gpu_blocks", *LABELS),
 )
-LABELS = ("model_name", "engine")
 STORE_EVENTS = ("stored", "fetched", "evicted", "damaged", "declined")
 M = TypeVar("M", Counter, Gauge, Histogram)
 
@@ -286,9 +286,8 @@ class EngineMetrics:
         self._restarts.inc(max(0, status.num_restarts - self._num_restarts))
         self._num_restarts = status.num_restarts
         caching = str(config.enable_prefix_caching)
-        engine = self._names["engine"]
-        values = (str(config.block_size), config.kv_cache_dtype, caching, str(status.num_blocks), engine)
-        self._info.labels(*values).set(1)
+        values = (str(config.block_size), config.kv_cache_dtype, caching, str(status.num_blocks))
+        self._info.labels(*values, *self._names.values()).set(1)
         for place, counters in status.stores.items():
             self._take_store(place, counters)
 

@@ -161,7 +161,7 @@ async def loaded(
         if in_role is not None and isinstance(engine, RemoteEngine):
             client, links = await ended.enter_async_context(in_role(config, engine))
         service = await asyncio.to_thread(make_service, config, engine_config, client, keyed)
-        ended.callback(service.close)
+        ended.push_async_callback(asyncio.to_thread, service.close)  # it may wait for a collector of spans
         service.recorder = recorder
         if links:
             service.metrics.watch_links(links)

@@ -55,9 +55,9 @@ class ServerRequest:
 
     # Admission
 
-    def enter_queue(self, num_requests: int = 1, num_tokens: int = 0) -> None:
-        """Take places in the queue. Raises Overloaded when it is full."""
-        self.service.check_queue(num_requests, num_tokens)
+    def enter_queue(self, num_requests: int = 1, num_tokens: int = 0, timely: bool = True) -> None:
+        """Take places in the queue. Raises Overloaded when it is full, or not `timely` as asked for."""
+        self.service.check_queue(num_requests, num_tokens, timely)
         self.service.num_queued_requests += num_requests
         self.service.num_queued_tokens += num_tokens
         self._num_held += num_requests
@@ -332,19 +332,25 @@ def handle_of(request: Request) -> ServerRequest:
 
 
 async def read(
-    request: Request, type_: type[S], convert: Callable[[S], Any] = lambda asked: None, *, queued: bool = True
+    request: Request,
+    type_: type[S],
+    convert: Callable[[S], Any] = lambda asked: None,
+    *,
+    queued: bool = True,
+    timely: bool = True,
 ) -> tuple[S, list[str], Any]:
     """Return the body as a `type_`, the field names in it that the type does not know, and `convert(body)`.
 
-    If it is `queued`, and so asks for work, a full queue refuses before the body is read. Raises Overloaded,
-    or RequestError, with `param`, for a body that is not JSON, not an object, or does not match the type.
+    If it is `queued`, and so asks for work, a full queue refuses before the body is read; if it is `timely`,
+    as what has a first token, so does one that is too long for the goal. Raises Overloaded, or RequestError,
+    with `param`, for a body that is not JSON, not an object, or does not match the type.
     """
     handle = handle_of(request)
     if queued:
-        handle.service.check_queue()
+        handle.service.check_queue(timely=timely)
     body = b"".join([piece async for piece in request.stream()])  # request.body() would keep it
     if queued:
-        handle.enter_queue()
+        handle.enter_queue(timely=timely)
 
     def parsed() -> tuple[S, list[str], Any]:
         asked, unknown = parse(body, type_)

@@ -168,8 +168,8 @@ class ServiceState:
         """Return True if one of the model's chat templates names this variable."""
         return any(variable in source for source in self.frontend.chat_template.templates.values())
 
-    def check_queue(self, num_requests: int = 1, num_tokens: int = 0) -> None:
-        """Raise QueueFull unless so many more requests and prompt tokens can be queued.
+    def check_queue(self, num_requests: int = 1, num_tokens: int = 0, timely: bool = True) -> None:
+        """Raise QueueFull unless so many more requests and prompt tokens can be queued, and be `timely`.
 
         One request that is larger than the whole queue is accepted while nothing else waits.
         """
@@ -180,7 +180,7 @@ class ServiceState:
         if tokens and tokens + num_tokens > self.config.max_queued_tokens:
             words = f"the queue is full: {tokens:,} prompt tokens wait"
             self._refuse("tokens", words, self._queue_s, num_requests, num_tokens)
-        if self.config.ttft_goal is not None:
+        if self.config.ttft_goal is not None and timely:
             self._check_ttft(self.config.ttft_goal, num_requests, num_tokens)
 
     def _check_ttft(self, goal_s: float, num_requests: int, num_tokens: int) -> None:

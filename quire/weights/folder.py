@@ -57,10 +57,13 @@ class ModelFolder:
         """
         path = self.path / "config.json"
         if not present(path):
-            hint = "a model folder holds config.json"
+            problem, hint = f"{path}: no such file", "a model folder holds config.json"
             if present(self.path / "adapter_config.json"):
                 hint = "it is an adapter: name its model, and the folder around the adapter in adapter_dir"
-            raise ConfigError(f"{path}: no such file", hint)
+            elif self.weights != self.path:
+                problem = f"{self.weights}: not a model: there is no config.json beside it"
+                hint = "give a model's folder, a file of weights in one, or a GGUF file"
+            raise ConfigError(problem, hint)
         config = read_json(path, _CONFIG_LIMIT_BYTES)
         if not config.get("quantization_config") and not config.get("quantization"):
             for name, method in _QUANTIZATION_FILES.items():

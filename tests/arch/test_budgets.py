@@ -107,13 +107,13 @@ ROOMS = (
     ),
     Room(
         "server",
-        4_595,
+        4_605,
         "HTTP and its limits, requests and the queue, the engine's process, metrics, what all APIs share",
         ("server",),
     ),
     Room(
         "hosted",
-        890,
+        900,
         "several models in one server: could be deleted, with its lines in cli/serve.py",
         ("server/hosted",),
     ),
@@ -160,7 +160,7 @@ ROOMS = (
     ),
     Room(
         "gguf",
-        3_165,
+        3_175,
         "GGUF files: container, blocks, configuration, tokenizers, pooling: could be deleted, with its lines "
         "in weights/hub.py",
         ("weights/gguf",),

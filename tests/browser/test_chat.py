@@ -136,6 +136,13 @@ def test_a_message_is_edited_and_asked_again(chat: Chat, asked: list[dict[str, A
     chat.set(**GREEDY)
     first = chat.text(chat.ask("What is 3 + 4?"))
     own = chat.root.locator(".message.user")
+    chat.set(temperature="7")
+    own.get_by_role("button", name="Edit").click()
+    own.locator("textarea").fill("What is 20 + 5?")
+    own.get_by_role("button", name="Ask again").click()
+    expect(chat.root.get_by_role("alert")).to_contain_text("temperature: must be 0 to 2")
+    expect(own.locator("textarea")).to_have_value("What is 20 + 5?")  # it can be sent once that is corrected
+    chat.set(**GREEDY)
     own.get_by_role("button", name="Edit").click()
     own.locator("textarea").fill("What is 20 + 5?")
     own.get_by_role("button", name="Ask again").click()

@@ -21,6 +21,13 @@ FREE = """() => {
   for (const key of Object.keys(localStorage)) if (key.startsWith("filler")) localStorage.removeItem(key);
 }"""
 
+COUNT_FILES = """() => {
+  const { createObjectURL, revokeObjectURL } = URL, later = window.setTimeout;
+  URL.createObjectURL = (file) => { window.files = (window.files ?? 0) + 1; return createObjectURL(file); };
+  URL.revokeObjectURL = (url) => { window.files -= 1; revokeObjectURL(url); };
+  window.setTimeout = (work, ms, ...given) => later(work, Math.min(ms, 500), ...given);
+}"""
+
 
 @pytest.fixture
 def chat(page: Page) -> Chat:
@@ -68,6 +75,16 @@ def test_conversations_are_exported_and_imported(chat: Chat, tmp_path: Path) -> 
     chat.root.get_by_role("button", name="First?", exact=True).click()
     expect(chat.root.locator(".versions")).to_contain_text("2 / 2")
     expect(chat.root.locator(".about")).to_contain_text("system, temperature")
+
+
+def test_the_memory_of_an_exported_file_is_released(chat: Chat) -> None:
+    chat.page.evaluate(COUNT_FILES)
+    chat.ask("First?")
+    titles(chat)
+    with chat.page.expect_download():
+        chat.root.get_by_role("button", name="Export all").click()
+    chat.page.wait_for_timeout(1000)
+    assert chat.page.evaluate("window.files") == 0
 
 
 def test_names_and_texts_are_found(chat: Chat) -> None:
@@ -131,6 +148,24 @@ def test_a_damaged_conversation_hides_no_other(chat: Chat) -> None:
     expect(chat.answers).to_have_count(1)
     assert titles(chat) == ["First?"]
     expect(chat.root.get_by_role("alert")).to_have_count(0)
+
+
+def test_what_another_tab_keeps_replaces_nothing_that_is_not_kept_yet(chat: Chat) -> None:
+    chat.ask("First?")
+    chat.page.wait_for_timeout(KEPT_MS)
+    other = chat.page.context.new_page()
+    other.goto(chat.page.url)
+    chat.set(system="Be brief.")
+    other.evaluate("localStorage['quire-chat:another'] = '{}'")
+    chat.page.wait_for_timeout(100)
+    expect(chat.root.locator(".about")).to_contain_text("system")
+    other.evaluate(FILL)
+    chat.page.bring_to_front()
+    assert chat.text(chat.ask("Second?")) == "Yes."
+    chat.page.wait_for_timeout(KEPT_MS)
+    other.evaluate("localStorage.removeItem('quire-chat:another')")
+    chat.page.wait_for_timeout(100)
+    expect(chat.answers).to_have_count(2)
 
 
 def test_tabs_show_the_same_conversations(chat: Chat) -> None:

@@ -178,6 +178,7 @@ def test_sizes_take_units(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "nosuch", "hello"], 1, "hint: give the path of a model's folder"),
         (["inspect", "nosuch"], 1, "hint: give the path of a model's folder"),
         (["inspect", "some/model.gguf"], 1, "no such file"),
+        (["inspect", __file__], 1, "test_cli.py: not a model: there is no config.json beside it"),
         (["run", "demo", "hi", "--max-num-seqs", "0"], 1, "error: --max-num-seqs 0 is out of range"),
         (["run", "demo", "hi", "--max-tokens", "0"], 1, "--max-tokens must be an integer from 1 to"),
         (["inspect", "demo", "--quantization", "int3"], 2, "did you mean 'int8'?"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -238,8 +239,12 @@ def test_which_file_beside_a_model_has_its_tower(tmp_path: Path) -> None:
         write_both(folder, tmp_path / "gguf", "m.mmproj-Q8_0.gguf", **{key: value})
         assert seen(path).vision is None
     tower.write_bytes((tmp_path / "aside").read_bytes()[:-100])
-    with pytest.raises(ConfigError, match="mmproj-Q8_0"):
+    with pytest.raises(ConfigError, match="mmproj-Q8_0") as refusal:
         seen(path)
+    assert refusal.value.hint is not None
+    assert f"the vision tower of {path.name}: fetch it again, or move it" in refusal.value.hint
+    shutil.copy(tmp_path / "aside", path.parent / "z.mmproj-Q8_0.gguf")  # which fits
+    assert vision_of(seen(path)).patching.patch == 4
 
 
 @pytest.mark.parametrize(("name", "merge"), [("mistral3", 2), ("pixtral", 1)])

@@ -119,10 +119,11 @@ def test_files_written_at_once_have_their_own_names(tmp_path, monkeypatch):
         return write_incident(*what)
 
     monkeypatch.setattr(recorder_module, "write_incident", slowly)
-    recorder = Filled(tmp_path / "a").recorder
+    recorders = [Filled(tmp_path / "a").recorder for _ in range(2)]  # as of two models of a server
 
     async def several() -> list[str]:
-        written = await asyncio.gather(*(recorder.write(f"reason {number}") for number in range(3)))
+        writing = (recorders[number % 2].write(f"reason {number}") for number in range(3))
+        written = await asyncio.gather(*writing)
         return [read_incident(one.path).incident.reason for one in written]
 
     assert asyncio.run(several()) == ["reason 0", "reason 1", "reason 2"]

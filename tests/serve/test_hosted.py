@@ -16,12 +16,13 @@ from remote_engines import until
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp
 from tiny_encoders import write_bert, write_cross_encoder
 
 from quire.cluster.local import local_replicas
 from quire.config import EngineConfig, ServerConfig
 from quire.errors import ConfigError, Overloaded, QuireError, RequestError
-from quire.server.app import HANDLERS
+from quire.server.app import HANDLERS, REFUSALS
 from quire.server.errors import HTTPRefusal
 from quire.server.hosted import policy
 from quire.server.hosted.budget import Allotment, ModelSpec, budgets
@@ -29,17 +30,25 @@ from quire.server.hosted.door import Door
 from quire.server.hosted.host import Host, HostedModel
 from quire.server.hosted.policy import Need
 from quire.server.hosted.serving import open_models
-from quire.server.ollama.models import capabilities_of
+from quire.server.llamacpp import routes as llamacpp
+from quire.server.logs import RequestLog
+from quire.server.ollama import models as ollama
+from quire.server.openai import responses
 from quire.server.service import QueueFull
 
 UNUSED: Any = None
-PATHS = ("/v1/completions", "/api/chat", "/page/experiments/fleet")
+PATHS = ("/v1/completions", "/page/experiments/fleet")
 EVERY = Starlette(
     routes=[
         *(Route(path, lambda request: UNUSED, methods=["POST"]) for path in PATHS),
         Route("/props", lambda request: UNUSED),
+        *ollama.ROUTES,
+        *responses.ROUTES,
     ],
     exception_handlers=HANDLERS,
+)
+REFUSING = Starlette(
+    routes=[*llamacpp.ROUTES, *ollama.ROUTES, *responses.ROUTES], exception_handlers=HANDLERS
 )
 
 
@@ -292,6 +301,47 @@ def test_no_model_is_loaded_for_what_no_route_is_for() -> None:
     run(test)
 
 
+def test_no_model_is_loaded_for_what_is_refused_in_any_case() -> None:
+    async def test() -> None:
+        fake = FakeModels("a", "b")
+        door = Door(fake.host, UNUSED, [], [], REFUSING, REFUSALS)
+        for path, method, status in (
+            ("/api/pull", "POST", 501),
+            ("/props", "POST", 501),
+            ("/slots/0", "POST", 501),
+            ("/api/blobs/sha256:0", "HEAD", 501),
+            ("/v1/responses/compact", "POST", 404),
+            ("/v1/responses/resp_1", "GET", 404),
+            ("/v1/responses/resp_1/cancel", "POST", 404),
+        ):
+            assert (await sent(door, [(b'{"model": "b"}', 0)], path, method))[0] == status
+        assert not fake.past
+        assert await sent(door, [(b'{"model": "b"}', 0)], "/v1/responses/input_tokens") == (200, b"b")
+        await fake.host.close()
+
+    run(test)
+
+
+def test_a_model_that_is_given_up_before_it_gets_a_request_is_an_error() -> None:
+    async def test() -> None:
+        fake = FakeModels("a")
+
+        @asynccontextmanager
+        async def given_up(*args: Any) -> AsyncIterator[Any]:
+            async with fake.open(*args) as (service, app):
+                service.is_over = True
+                asyncio.get_running_loop().call_soon(lambda: fake.host.is_over)
+                yield service, app
+
+        host = Host(fake.config, [*fake.host.models.values()], 10, given_up)
+        status, body = await sent(Door(host, UNUSED, [], [], EVERY), [(b"{}", 0)], "/v1/completions")
+        assert (status, b"model 'a' is unloaded" in body) == (503, True)
+        assert host.models["a"].num_users == 0
+        await host.close()
+
+    run(test)
+
+
 def test_no_body_is_kept_while_its_request_is_answered() -> None:
     async def test() -> None:
         fake, pieces, counts = FakeModels("a"), [(b'{"model": "a"}'.ljust(99), 0)], list[int]()
@@ -309,8 +359,23 @@ def test_no_body_is_kept_while_its_request_is_answered() -> None:
     run(test)
 
 
+def test_what_is_refused_before_a_model_is_counted_by_its_path() -> None:
+    async def test() -> None:
+        fake, counted = FakeModels("a"), list[str]()
+        count: Any = lambda method, path, status: counted.append(path)  # noqa: E731
+        log = RequestLog(Door(fake.host, UNUSED, [], [], EVERY, REFUSALS), count)
+        await sent(log, [(b'{"model": "c"}', 0)], "/v1/completions")
+        await sent(log, [], "/props", "GET")
+        await sent(log, [(b"{}", 0)], "/v1/responses/resp_1/cancel")
+        paths = ("/v1/completions", "/props", "/v1/responses/{response_id}/cancel")
+        assert counted == [*paths]
+        await fake.host.close()
+
+    run(test)
+
+
 async def sent(
-    door: Door, body: list[tuple[bytes, int]], path: str, method: str = "POST", query: bytes = b""
+    door: ASGIApp, body: list[tuple[bytes, int]], path: str, method: str = "POST", query: bytes = b""
 ) -> tuple[int, bytes]:
     """Send a request in these pieces; return the status and the body of the answer."""
     messages = [{"type": "http.request", "body": piece, "more_body": bool(more)} for piece, more in body]
@@ -364,7 +429,8 @@ def test_the_use_of_a_model_is_known_before_it_is_loaded(tmp_path: Path) -> None
         for own in (write_bert(tmp_path / "embedder"), write_cross_encoder(tmp_path / "scorer"))
     )
     _, found = budgets([specs()[0], embedder, scorer], None)
-    assert [capabilities_of(one.pooling, False) for one in found] == [["completion"], ["embedding"], []]
+    capabilities = [ollama.capabilities_of(one.pooling, False) for one in found]
+    assert capabilities == [["completion"], ["embedding"], []]
 
 
 def test_models_with_the_same_weights_share_them() -> None:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from guarded import read_one
+from guarded import make_metrics, read_one, serve
 from requests_over_http import LONG, SHORT, Background, address, wait_for
 from server import Server, running
+
+from quire.config import EngineConfig, ServerConfig
+from quire.server.app import make_app
+from quire.server.service import QueueFull
 
 GENERATING = (
     *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
     *("/api/chat", "/api/generate", "/completion", "/completions"),
+)
+WITHOUT_ANSWER = (
+    *("/tokenize", "/detokenize", "/apply-template"),
+    *("/v1/messages/count_tokens", "/v1/responses/input_tokens"),
 )
 UNREADABLE: dict[str, Any] = {"content": b"{", "headers": {"content-type": "application/json"}}
 
@@ -76,3 +85,27 @@ def test_refusals_are_counted_one_by_one_and_logged_together(full: Server) -> No
     assert 'path="/v1/completions",status="5xx"' in metrics
     wait_for(lambda: "queue full" in full.log, 60, "a line of the log")
     assert "status=503 ms=" not in full.log
+
+
+def test_a_goal_for_the_first_token_refuses_nothing_that_has_none() -> None:
+    def check_queue(num_requests: int = 1, num_tokens: int = 0, timely: bool = True) -> None:
+        if timely:
+            raise QueueFull("the first token would come in 3.0 s, and the goal is 1 s")
+
+    counts = dict.fromkeys(("num_uploading_bytes", "num_queued_requests", "num_queued_tokens"), 0)
+    service: Any = SimpleNamespace(
+        config=ServerConfig(page=False),
+        engine_config=EngineConfig(),
+        frontend=SimpleNamespace(sees=False),
+        metrics=make_metrics(),
+        replicas=None,
+        refusing=False,
+        requests=set(),
+        check_queue=check_queue,
+        **counts,
+    )
+    with serve(wrapped=make_app(service, ())) as server:
+        for path in (*WITHOUT_ANSWER, "/v1/messages"):
+            status, _, body = server.ask("POST", path, {"Content-Type": "application/json"}, b"{")
+            assert status == (400 if path in WITHOUT_ANSWER else 503), (path, body)
+    assert service.num_queued_requests == 0

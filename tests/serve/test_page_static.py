@@ -29,10 +29,9 @@ CONTENTS = contents()
 def application(page: bool = True, **config: object) -> SimpleNamespace:
     """What the endpoints of the page use of a service."""
     chosen = ServerConfig(page=page, **config)  # type: ignore[arg-type]
-    state = {"refusing": False, "requests": set(), "num_uploading_bytes": 0, "check_queue": lambda: None}
-    return SimpleNamespace(
-        config=chosen, engine_config=EngineConfig(), metrics=make_metrics(), replicas=None, **state
-    )
+    state = {"refusing": False, "requests": set(), "num_uploading_bytes": 0, "check_queue": lambda **_: None}
+    parts = {"metrics": make_metrics(), "replicas": None, "recorder": None}
+    return SimpleNamespace(config=chosen, engine_config=EngineConfig(), **parts, **state)
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +172,22 @@ def test_other_pages_start_nothing(headers: dict[str, str], status: int, method:
             status,
             405 if status == 404 else 403,
         }
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 404),
+        ({"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Dest": "empty"}, 404),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"}, 404),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "image"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "iframe"}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+    ],
+)
+def test_other_pages_have_no_traces_made(headers: dict[str, str], status: int) -> None:
+    with serve(wrapped=make_app(cast(ServiceState, application()), ())) as running:
+        assert running.ask("GET", "/trace", headers)[0] == status
 
 
 def test_files_are_read_when_the_server_starts(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from test_responses import PATH, SAMPLED, STORY, UNASKED, ask, refused, response
 from quire.errors import RequestError
 from quire.server.body import parse
 from quire.server.chat_task import ChatTask, Finish
+from quire.server.event_stream import encode
 from quire.server.openai.items import ResponseRequest, task_of
-from quire.server.openai.response_tools import CustomInput, Toolbox
+from quire.server.openai.response_tools import CalledTool, CustomInput, Toolbox
 from quire.server.openai.responses import ResponseWriter
 from quire.text.answer import CallArguments, CallStart
 
@@ -238,6 +239,13 @@ def test_a_search_among_tools_and_a_shell_command() -> None:
     assert item["type"] == "local_shell_call"
     assert item["action"] == {"type": "exec", "command": ["ls", "-l"], "env": {}, "timeout_ms": 5}
     assert called("local_shell", '{"command": ["l', finish="length")[1]["action"]["command"] == []
+
+
+def test_arguments_that_are_sent_as_an_object_are_those_of_the_model() -> None:
+    arguments = r'{"city": "a\ud834", "in": [{"\udd1e": 1e999}, 1.10, 123456789012345678901]}'
+    item = CalledTool("tool_search", "tool_search").item("tsc_1", "completed", "call_a", arguments)
+    sent = encode(item).decode()
+    assert '"arguments":{"city":"a\ufffd","in":[{"\ufffd":1e999},1.10,123456789012345678901]}' in sent
 
 
 TEXTS = ['a "b" \\ / \n\t\r \x08\x0c é 𝄞', "", "\\u0041", "}", "\u2028"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -15,8 +16,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from server import running
 
+from quire.config import EngineConfig, ServerConfig
 from quire.errors import ConfigError
 from quire.sampling_params import SamplingParams
+from quire.server import lifecycle
 from quire.server.telemetry import Spans
 from quire.types import NewRequest
 
@@ -106,6 +109,28 @@ def test_a_span_says_what_was_done(path: str, pooling: str, operation: str) -> N
     assert root.name == f"{operation} demo"
     assert values["gen_ai.operation.name"].string_value == operation
     assert ("gen_ai.request.temperature" in values) == (not pooling)
+
+
+def test_a_collector_that_does_not_answer_stops_no_other_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last spans of a model are sent when it is unloaded, while others answer requests."""
+    others, waited = threading.Event(), list[bool]()
+    service = SimpleNamespace(close=lambda: waited.append(others.wait(10)))
+
+    class FakeEngine:
+        async def start(self) -> None:
+            pass
+
+        async def close(self) -> None:
+            pass
+
+    async def load_and_unload() -> None:
+        async with lifecycle.loaded(ServerConfig(), EngineConfig(), keyed=False):
+            asyncio.get_running_loop().call_later(0.01, others.set)
+
+    monkeypatch.setattr(lifecycle, "RemoteEngine", lambda *args, **options: FakeEngine())
+    monkeypatch.setattr(lifecycle, "make_service", lambda *args: service)
+    asyncio.run(load_and_unload())
+    assert waited == [True]
 
 
 def test_a_wrong_endpoint_is_refused() -> None:

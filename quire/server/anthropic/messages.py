@@ -76,7 +76,7 @@ async def count_tokens(request: Request) -> Response:
     """Return the number of input tokens that /v1/messages would read."""
     service: ServiceState = request.app.state.service
     task_of = partial(protocol.task_of, sees=service.frontend.sees)
-    asked, _, task = await read(request, CountRequest, task_of)
+    asked, _, task = await read(request, CountRequest, task_of, timely=False)
     service.check_name(asked.model)
 
     def counted() -> protocol.MessageTokenCount:

@@ -47,20 +47,28 @@ class Door:
     """
 
     def __init__(
-        self, host: Host, own: ASGIApp, routes: Sequence[Route], passed: Sequence[Route], every: Starlette
+        self,
+        host: Host,
+        own: ASGIApp,
+        routes: Sequence[Route],
+        passed: Sequence[Route],
+        every: Starlette,
+        refusals: Sequence[Any] = (),
     ) -> None:
         self._host = host
         self._own = own
         self._every = every
         self._routes = routes
         self._passed = passed
+        self._refusals = refusals
         self._num_bytes = 0  # of bodies that arrive, or wait for their model
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or (_match(self._routes, scope) and not _match(self._passed, scope)):
             await self._own(scope, receive, send)
             return
-        if not any(route.matches(scope)[0] is Match.FULL for route in self._every.routes):
+        route = next((one for one in self._every.routes if one.matches(scope)[0] is Match.FULL), None)
+        if route is None or getattr(route, "endpoint", None) in self._refusals:
             await self._every(scope, receive, send)  # a model is not loaded for that
             return
         try:
@@ -71,6 +79,7 @@ class Door:
                 return
         except QuireError as error:
             scope["state"]["shed"] = isinstance(error, QueueFull)
+            scope.update(route.matches(scope)[1])  # for the log and the metrics
             await response_for(error, scope["path"])(scope, receive, send)
             return
         await app(scope, receive, send)
@@ -105,7 +114,9 @@ class Door:
         replayed = _replay(body, left)
         del body  # it is read once, and the answer may take long
         try:
-            if model.app is not None and not left.done():
+            if model.app is None:  # it was given up since the request was let in
+                raise Overloaded(f"model {model.name!r} is {model.state}", "ask again", DRAIN_RETRY_S)
+            if not left.done():
                 await model.app(scope, replayed, send)
         finally:
             left.cancel()

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from quire.backends.device import without_gpu
 from quire.config import ServerConfig
 from quire.errors import ConfigError
-from quire.server.app import HANDLERS, LIVE_ROUTES, guarded, kept_secret, model_app, routes_of
+from quire.server.app import HANDLERS, LIVE_ROUTES, REFUSALS, guarded, kept_secret, model_app, routes_of
 from quire.server.hosted.budget import Allotment, ModelSpec, budgets
 from quire.server.hosted.door import Door
 from quire.server.hosted.host import Host, HostedModel, Loaded
@@ -73,7 +73,7 @@ def open_models(
         changing = adapters.ROUTES if config.load_adapters else ()
         every = Starlette(routes=[*own, *routes_of(None), *passed, *changing], exception_handlers=HANDLERS)
         every.router.redirect_slashes = False
-        door = Door(host, own_app, own, passed, every)
+        door = Door(host, own_app, own, passed, every, REFUSALS)
         secrets = (kept_secret(config, one.engine_config) for one in specs) if keys else ()
         secret = next((one for one in secrets if one is not None), None)
         open_paths = page.paths if page is not None else ()

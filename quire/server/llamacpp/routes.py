@@ -86,11 +86,9 @@ class Props(Struct):
     is_sleeping: bool = False
 
 
-@describes("Report the server's properties in llama.cpp's form; POST is refused", reply=Props)
+@describes("Report the server's properties in llama.cpp's form", reply=Props)
 async def props(request: Request) -> Response:
     """Report properties, without paths."""
-    if request.method == "POST":
-        raise HTTPRefusal(501, "the properties of this server cannot be changed", "start it with other flags")
     service: ServiceState = request.app.state.service
     frontend, name, output_format = service.frontend, service.names[0], service.output_format
     params = SamplingParams.from_dict({}, {"max_tokens": None, **frontend.default_params})
@@ -158,7 +156,7 @@ def _running(prompt: PromptRun, n_ctx: int) -> list[SlotInfo]:
 async def apply_template(request: Request) -> Response:
     """Render a conversation as a prompt that /completion takes verbatim."""
     service: ServiceState = request.app.state.service
-    asked, *_ = await read(request, TemplateRequest)
+    asked, *_ = await read(request, TemplateRequest, timely=False)
     service.check_name(asked.model)
     text = await service.in_thread_for(asked.messages, _rendered, service.frontend, asked)
     return admin.reply(RenderedPrompt(text))
@@ -171,6 +169,11 @@ def _rendered(frontend: Frontend, asked: TemplateRequest) -> str:
     return prompt.text or ""
 
 
+@describes("Not supported: the server's properties cannot be changed")
+async def change_props(request: Request) -> Response:
+    raise HTTPRefusal(501, "the properties of this server cannot be changed", "start it with other flags")
+
+
 @describes("Not supported: the cache of a slot cannot be saved or erased")
 async def change_slot(request: Request) -> Response:
     raise HTTPRefusal(
@@ -181,7 +184,8 @@ async def change_slot(request: Request) -> Response:
 ROUTES = [
     Route("/completion", completion, methods=["POST"]),
     Route("/completions", completion, methods=["POST"]),
-    Route("/props", props, methods=["GET", "POST"]),
+    Route("/props", props),
+    Route("/props", change_props, methods=["POST"]),
     Route("/slots", slots),
     Route("/slots/{slot}", change_slot, methods=["POST"]),
     Route("/apply-template", apply_template, methods=["POST"]),

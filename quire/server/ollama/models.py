@@ -148,10 +148,10 @@ async def version(request: Request) -> Response:
     return reply(Version(API_VERSION))
 
 
-@describes("Not supported: the server's model cannot be changed")
+@describes("Not supported: the server's models cannot be changed")
 async def refuse(request: Request) -> Response:
     words = f"{request.method} {request.url.path[:200]} is not supported"
-    raise HTTPRefusal(501, words, "the server has one model for text generation, chosen at startup")
+    raise HTTPRefusal(501, words, "models are chosen when the server starts")
 
 
 def _listed(service: ServiceState) -> Iterator[tuple[str, str, Details]]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, NamedTuple
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from quire.errors import RequestError
@@ -303,9 +303,21 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Parse arguments; they are an empty object where the token limit ended the answer within them."""
+    """Parse arguments, whose decimals keep their digits, and half characters are replaced.
+
+    They are an empty object where the token limit ended the answer within them.
+    """
     try:
-        found = json.loads(arguments)
-    except ValueError:
+        found = _whole(json.loads(arguments, parse_float=lambda digits: Raw(digits.encode())))
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _whole(value: Any) -> Any:
+    """Replace half characters in a JSON value: they cannot be sent."""
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_whole(name): _whole(inner) for name, inner in value.items()}
+    return [*map(_whole, value)] if isinstance(value, list) else value

@@ -248,7 +248,7 @@ async def count_tokens(request: Request) -> Response:
     """Return the number of input tokens that /v1/responses would read."""
     service: ServiceState = request.app.state.service
     task_of = partial(items.task_of, sees=service.frontend.sees)
-    asked, _, (task, toolbox) = await read(request, ResponseRequest, task_of)
+    asked, _, (task, toolbox) = await read(request, ResponseRequest, task_of, timely=False)
     service.check_name(asked.model)
     with _own_field_names(asked, toolbox):
         prompt = await service.in_thread_for(task.messages, encoded, service.frontend, task)

@@ -130,14 +130,20 @@ def tower_beside(path: Path, text: Keys, tokens: FileTokens | None) -> Tower | N
     """Return the tower in a file beside that of a model; None if none there is of its kind and width.
 
     Of several that fit, it is the first by preference. It may be in the folder above, as in repositories that
-    have models in folders by their types. Raises ConfigError for a file that cannot be read.
+    have models in folders by their types. Raises ConfigError for a file that cannot be read, if none fits.
     """
     if tokens is None or not any(text.prefix in kind.composites for kind in KINDS.values()):
         return None
     folders = path.absolute().parents[:2]
     names = [towers_by_preference(_names_in(folder)) for folder in folders]
+    unreadable: ConfigError | None = None
     for place in (folder / name for folder, found in zip(folders, names, strict=True) for name in found):
-        file = GgufFile.open(place)
+        try:
+            file = GgufFile.open(place)
+        except ConfigError as error:
+            hint = f"it may be the vision tower of {path.name}: fetch it again, or move it to read text alone"
+            unreadable = unreadable or ConfigError(error.message, hint)
+            continue
         keys = Keys(file.metadata, "clip.vision", file.tensors)
         kind = KINDS.get(keys.text("projector_type") or file.metadata.text("clip.projector_type") or "")
         if kind is None or text.prefix not in kind.composites or kind.token not in tokens.vocabulary:
@@ -146,4 +152,6 @@ def tower_beside(path: Path, text: Keys, tokens: FileTokens | None) -> Tower | N
         shape = file.tensors[last].shape if last in file.tensors else ()
         if len(shape) == 2 and shape[axis] == text.size("embedding_length"):
             return Tower(file, kind, keys, text, tokens)
+    if unreadable is not None:
+        raise unreadable
     return None

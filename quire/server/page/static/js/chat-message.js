@@ -137,8 +137,8 @@ export const Message = memo(({ talk, node, at, count, before, after, busy }) => 
     document.querySelector(".messages").focus(); // what had it is gone
   };
   const edited = (text) => {
+    if (say(talk, { ...node, content: text }) === false) return false;
     close();
-    return say(talk, { ...node, content: text });
   };
   const again = own
     ? quiet("Ask again", () => answer(talk, parent, anySeed()), { title: "with another seed" })

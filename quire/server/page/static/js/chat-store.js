@@ -6,6 +6,7 @@ import { news } from "./live.js";
 
 const KEY = "quire-chat:";
 const SAVE_MS = 1000;
+const EXPORT_MS = 30_000; // until the memory of an exported file is released
 const MAX = Number.MAX_SAFE_INTEGER;
 /** Sampling settings: least, greatest, and the default where the model has none of its own. */
 export const SAMPLING = {
@@ -125,6 +126,7 @@ export function exportFile(talks) {
   link.href = URL.createObjectURL(new Blob([JSON.stringify({ conversations: talks }, null, 1)]));
   link.download = "conversations.json";
   link.click();
+  setTimeout(URL.revokeObjectURL, EXPORT_MS, link.href);
 }
 
 /** Take the conversations of a file, as new ones. */
@@ -252,6 +254,8 @@ function kept(key) {
 
 function load() {
   if (book.runs.size) return;
+  if (dirty.size) keep();
+  if (book.problem) return; // what is here is nowhere else
   const shown = sessionStorage[KEY];
   const keys = Object.keys(localStorage).filter((key) => key.startsWith(KEY));
   book.all = keys.flatMap(kept).sort((a, b) => b.at - a.at);
