@@ -22,7 +22,7 @@ auto of_kind(const Coding& coding, Make make)
   const bool minimums = coding.minimums != ScaleForm::none || coding.zeros;
   const int64_t summed = coding.summed();
   if (coding.looked_up()) {
-    if (minimums) return nullptr;
+    if (minimums || summed > kCodedUnit) return nullptr;
     return summed == 16 ? make.template operator()<4, true, Summed::half, false>()
                         : make.template operator()<4, true, Summed::unit, false>();
   }
