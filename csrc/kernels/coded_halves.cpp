@@ -23,7 +23,7 @@ class HalfTile {
         units_(w.groups()),
         values_(w.values + panel * w.panel_bytes()),
         quads_((const int32_t*)x),
-        sums_(quads_ + (units_ * (kGroup / 4) + sums_before(inputs_of(Of), w.inputs)) * M),
+        sums_(quads_ + (units_ * (kGroup / 4) + sums_before(inputs_of<Of>(coding_), w.inputs)) * M),
         scales_((const float*)(quads_ + (units_ * (kGroup / 4) + sums_before(2 * kSpan, w.inputs)) * M)),
         group_shift_(__builtin_ctz((unsigned)coding_.group) - __builtin_ctz((unsigned)kCodedUnit)),
         table_(Table ? load_as<__m256i>(table_bytes(coding_.meaning)) : __m256i{}),
@@ -64,8 +64,9 @@ class HalfTile {
   template <int Rows>
   QUIRE_INLINE void add_span(const uint8_t* at, int64_t first, int64_t units, const BlockScales& block,
                              int64_t u, int half, int row, HalfF* acc) const {
+    const int64_t summed = inputs_of<Of>(coding_), more = summed / kCodedUnit - 1;
     const int32_t* x = quads_ + first * (kGroup / 4) * M + row;
-    const int32_t* sums = sums_ + first * kCodedUnit / inputs_of(Of) * M + row;
+    const int32_t* sums = sums_ + (first * kCodedUnit >> __builtin_ctz((unsigned)summed)) * M + row;
     const uint8_t* values = at + half * 32;
     HalfI dots[kHalves * Rows];
     HalfF part[kHalves * Rows]{};
@@ -80,9 +81,9 @@ class HalfTile {
         scale<Rows>(block, 2 * (u + i) + 1, half, sums + M, dots, part);
         sums += 2 * M;
       } else {
-        if constexpr (Of == Summed::unit) begin<Rows>(sums, dots);
+        if (Of == Summed::unit || (Of == Summed::units && (i & more) == 0)) begin<Rows>(sums, dots);
         dot_halves<Rows, kHalves, Codes>(values, x, M, table_, dots);
-        if constexpr (Of == Summed::unit) {
+        if (Of == Summed::unit || (Of == Summed::units && ((i & more) == more || i + 1 == units))) {
           scale<Rows>(block, (u + i) >> group_shift_, half, sums, dots, part);
           sums += M;
         }
