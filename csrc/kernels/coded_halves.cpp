@@ -15,7 +15,7 @@ namespace quire::QUIRE_ISA {
 
 namespace {
 
-template <int M, int Bits, bool Table, Summed Of, bool Minimums>
+template <int M, int Bits, int Table, Summed Of, bool Minimums>
 class HalfTile {
  public:
   QUIRE_INLINE HalfTile(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefetch& ahead)
@@ -26,7 +26,9 @@ class HalfTile {
         sums_(quads_ + (units_ * (kGroup / 4) + sums_before(inputs_of<Of>(coding_), w.inputs)) * M),
         scales_((const float*)(quads_ + (units_ * (kGroup / 4) + sums_before(2 * kSpan, w.inputs)) * M)),
         group_shift_(__builtin_ctz((unsigned)coding_.group) - __builtin_ctz((unsigned)kCodedUnit)),
-        table_(Table ? load_as<__m256i>(table_bytes(coding_.meaning)) : __m256i{}),
+        table_(Table ? _mm256_sub_epi8(load_as<__m256i>(table_bytes(coding_.meaning)),
+                                       _mm256_set1_epi8(128 - Table))
+                     : __m256i{}),
         ahead_(ahead) {}
 
   QUIRE_INLINE void run(F* out) const {
@@ -101,7 +103,7 @@ class HalfTile {
   // Begins with the sum of the values times what all codes are too small by, as they are multiplied.
   template <int Rows>
   QUIRE_INLINE void begin(const int32_t* sums, HalfI* dots) const {
-    constexpr int32_t kOffset = 1 << (Table ? 7 : Bits - 1);
+    constexpr int32_t kOffset = Table ? Table : 1 << (Bits - 1);
     constexpr int32_t kTooSmall = (Codes::kSigned ? kOffset : 0) - (Minimums ? 0 : kOffset);
     for (int i = 0; i < kHalves * Rows; ++i) dots[i] = HalfI{} - sums[i % Rows] * kTooSmall;
   }
@@ -134,12 +136,12 @@ class HalfTile {
   const PanelPrefetch& ahead_;
 };
 
-template <int M, int Bits, bool Table, Summed Of, bool Minimums>
+template <int M, int Bits, int Table, Summed Of, bool Minimums>
 void tile_of(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefetch& ahead, F* out) {
   HalfTile<M, Bits, Table, Of, Minimums>(w, panel, x, ahead).run(out);
 }
 
-template <int Bits, bool Table, Summed Of, bool Minimums>
+template <int Bits, int Table, Summed Of, bool Minimums>
 constexpr CodedTile kTiles[kTile] = {
     tile_of<1, Bits, Table, Of, Minimums>, tile_of<2, Bits, Table, Of, Minimums>,
     tile_of<3, Bits, Table, Of, Minimums>, tile_of<4, Bits, Table, Of, Minimums>,
@@ -149,8 +151,10 @@ constexpr CodedTile kTiles[kTile] = {
 }  // namespace
 
 const CodedTile* half_tiles(const Coding& coding) {
-  return of_kind(coding, []<int Bits, bool Table, Summed Of, bool Minimums>() -> const CodedTile* {
-    return kTiles<Bits, Table, Of, Minimums>;
+  return of_kind(coding, [&]<int Bits, bool Table, Summed Of, bool Minimums>() -> const CodedTile* {
+    if constexpr (Table)
+      if (coding.meaning == Meaning::fp4) return kTiles<Bits, 12, Of, Minimums>;
+    return kTiles<Bits, (Table ? 128 : 0), Of, Minimums>;
   });
 }
 
