@@ -15,7 +15,7 @@ namespace quire::QUIRE_ISA {
 
 namespace {
 
-template <int M, int Bits, bool Table, Summed Of, bool Minimums>
+template <int M, int Bits, int Table, Summed Of, bool Minimums>
 class HalfTile {
  public:
   QUIRE_INLINE HalfTile(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefetch& ahead)
@@ -23,10 +23,12 @@ class HalfTile {
         units_(w.groups()),
         values_(w.values + panel * w.panel_bytes()),
         quads_((const int32_t*)x),
-        sums_(quads_ + (units_ * (kGroup / 4) + sums_before(inputs_of(Of), w.inputs)) * M),
+        sums_(quads_ + (units_ * (kGroup / 4) + sums_before(inputs_of<Of>(coding_), w.inputs)) * M),
         scales_((const float*)(quads_ + (units_ * (kGroup / 4) + sums_before(2 * kSpan, w.inputs)) * M)),
         group_shift_(__builtin_ctz((unsigned)coding_.group) - __builtin_ctz((unsigned)kCodedUnit)),
-        table_(Table ? load_as<__m256i>(table_bytes(coding_.meaning)) : __m256i{}),
+        table_(Table ? _mm256_sub_epi8(load_as<__m256i>(table_bytes(coding_.meaning)),
+                                       _mm256_set1_epi8(128 - Table))
+                     : __m256i{}),
         ahead_(ahead) {}
 
   QUIRE_INLINE void run(F* out) const {
@@ -64,8 +66,9 @@ class HalfTile {
   template <int Rows>
   QUIRE_INLINE void add_span(const uint8_t* at, int64_t first, int64_t units, const BlockScales& block,
                              int64_t u, int half, int row, HalfF* acc) const {
+    const int64_t summed = inputs_of<Of>(coding_), more = summed / kCodedUnit - 1;
     const int32_t* x = quads_ + first * (kGroup / 4) * M + row;
-    const int32_t* sums = sums_ + first * kCodedUnit / inputs_of(Of) * M + row;
+    const int32_t* sums = sums_ + (first * kCodedUnit >> __builtin_ctz((unsigned)summed)) * M + row;
     const uint8_t* values = at + half * 32;
     HalfI dots[kHalves * Rows];
     HalfF part[kHalves * Rows]{};
@@ -80,9 +83,9 @@ class HalfTile {
         scale<Rows>(block, 2 * (u + i) + 1, half, sums + M, dots, part);
         sums += 2 * M;
       } else {
-        if constexpr (Of == Summed::unit) begin<Rows>(sums, dots);
+        if (Of == Summed::unit || (Of == Summed::units && (i & more) == 0)) begin<Rows>(sums, dots);
         dot_halves<Rows, kHalves, Codes>(values, x, M, table_, dots);
-        if constexpr (Of == Summed::unit) {
+        if (Of == Summed::unit || (Of == Summed::units && ((i & more) == more || i + 1 == units))) {
           scale<Rows>(block, (u + i) >> group_shift_, half, sums, dots, part);
           sums += M;
         }
@@ -100,7 +103,7 @@ class HalfTile {
   // Begins with the sum of the values times what all codes are too small by, as they are multiplied.
   template <int Rows>
   QUIRE_INLINE void begin(const int32_t* sums, HalfI* dots) const {
-    constexpr int32_t kOffset = 1 << (Table ? 7 : Bits - 1);
+    constexpr int32_t kOffset = Table ? Table : 1 << (Bits - 1);
     constexpr int32_t kTooSmall = (Codes::kSigned ? kOffset : 0) - (Minimums ? 0 : kOffset);
     for (int i = 0; i < kHalves * Rows; ++i) dots[i] = HalfI{} - sums[i % Rows] * kTooSmall;
   }
@@ -133,12 +136,12 @@ class HalfTile {
   const PanelPrefetch& ahead_;
 };
 
-template <int M, int Bits, bool Table, Summed Of, bool Minimums>
+template <int M, int Bits, int Table, Summed Of, bool Minimums>
 void tile_of(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefetch& ahead, F* out) {
   HalfTile<M, Bits, Table, Of, Minimums>(w, panel, x, ahead).run(out);
 }
 
-template <int Bits, bool Table, Summed Of, bool Minimums>
+template <int Bits, int Table, Summed Of, bool Minimums>
 constexpr CodedTile kTiles[kTile] = {
     tile_of<1, Bits, Table, Of, Minimums>, tile_of<2, Bits, Table, Of, Minimums>,
     tile_of<3, Bits, Table, Of, Minimums>, tile_of<4, Bits, Table, Of, Minimums>,
@@ -148,8 +151,10 @@ constexpr CodedTile kTiles[kTile] = {
 }  // namespace
 
 const CodedTile* half_tiles(const Coding& coding) {
-  return of_kind(coding, []<int Bits, bool Table, Summed Of, bool Minimums>() -> const CodedTile* {
-    return kTiles<Bits, Table, Of, Minimums>;
+  return of_kind(coding, [&]<int Bits, bool Table, Summed Of, bool Minimums>() -> const CodedTile* {
+    if constexpr (Table)
+      if (coding.meaning == Meaning::fp4) return kTiles<Bits, 12, Of, Minimums>;
+    return kTiles<Bits, (Table ? 128 : 0), Of, Minimums>;
   });
 }
 

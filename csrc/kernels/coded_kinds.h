@@ -5,11 +5,13 @@
 
 namespace quire::QUIRE_ISA {
 
-// Inputs that are summed as integers: half a unit, a unit, or all of a span.
-enum class Summed { half, unit, span };
+// What is summed as integers: half a unit, a unit, as many units as the coding says, or all of a span.
+enum class Summed { half, unit, units, span };
 
-constexpr int64_t inputs_of(Summed summed) {
-  return summed == Summed::half ? kCodedUnit / 2 : summed == Summed::unit ? kCodedUnit : kSpan;
+template <Summed Of>
+QUIRE_INLINE int64_t inputs_of(const Coding& coding) {
+  if (Of == Summed::units) return coding.summed();
+  return Of == Summed::half ? kCodedUnit / 2 : Of == Summed::unit ? kCodedUnit : kSpan;
 }
 
 // Returns make.operator()<Bits, Table, Of, Minimums>() for a coding, or null if it is of another kind. Codes
@@ -22,7 +24,7 @@ auto of_kind(const Coding& coding, Make make)
   const bool minimums = coding.minimums != ScaleForm::none || coding.zeros;
   const int64_t summed = coding.summed();
   if (coding.looked_up()) {
-    if (minimums) return nullptr;
+    if (minimums || summed > kCodedUnit) return nullptr;
     return summed == 16 ? make.template operator()<4, true, Summed::half, false>()
                         : make.template operator()<4, true, Summed::unit, false>();
   }
@@ -48,6 +50,19 @@ auto of_kind(const Coding& coding, Make make)
       return either.template operator()<6, Summed::half>();
     case 8032:
       return either.template operator()<8, Summed::unit>();
+  }
+  if (summed < kCodedUnit) return nullptr;
+  switch (coding.bits) {
+    case 2:
+      return either.template operator()<2, Summed::units>();
+    case 3:
+      return either.template operator()<3, Summed::units>();
+    case 4:
+      return either.template operator()<4, Summed::units>();
+    case 5:
+      return either.template operator()<5, Summed::units>();
+    case 6:
+      return either.template operator()<6, Summed::units>();
     default:
       return nullptr;
   }

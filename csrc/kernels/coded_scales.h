@@ -64,35 +64,41 @@ __attribute__((noinline)) void unpack_six_bits(const uint8_t* header, ScalesOf<L
   }
 }
 
-// Unpacks scales of one form, which is known before the loop.
-template <ScaleForm Form, int Least>
-QUIRE_INLINE void unpack_form(int64_t groups, const uint8_t* header, ScalesOf<Least>& to) {
-  if constexpr (Form == ScaleForm::f16_i8) {  // which the compiler would read again, after each store
-    const F d = load_f16((const uint16_t*)header);
-    for (int64_t g = 0; g < groups; ++g)
-      store(to.scales[g], d * to_float(load_s8((const int8_t*)header + 32 + g * kPanel)));
-  } else {
-    for (int64_t g = 0; g < groups; ++g) store(to.scales[g], number_of(Form, header, g));
+// Unpacks numbers of one form; called with a constant, it does not choose again for each group.
+template <bool Negated>
+QUIRE_INLINE void unpack_form(ScaleForm form, int64_t groups, const uint8_t* from, float (*to)[kPanel]) {
+  const bool codes = form == ScaleForm::f16_i8;
+  const F common = codes ? load_f16((const uint16_t*)from) : F{};  // or it is read again after each store
+  for (int64_t g = 0; g < groups; ++g) {
+    const F number =
+        codes ? common * to_float(load_s8((const int8_t*)from + 32 + g * kPanel)) : number_of(form, from, g);
+    store(to[g], Negated ? -number : number);
   }
+}
+
+template <bool Negated>
+QUIRE_INLINE void unpack_numbers(ScaleForm form, int64_t groups, const uint8_t* from, float (*to)[kPanel]) {
+  if (form == ScaleForm::f16) return unpack_form<Negated>(ScaleForm::f16, groups, from, to);
+  if (form == ScaleForm::bf16) return unpack_form<Negated>(ScaleForm::bf16, groups, from, to);
+  if (form == ScaleForm::e8m0) return unpack_form<Negated>(ScaleForm::e8m0, groups, from, to);
+  if (form == ScaleForm::f16_i8) return unpack_form<Negated>(ScaleForm::f16_i8, groups, from, to);
+  unpack_form<Negated>(form, groups, from, to);
 }
 
 template <int Least>
 __attribute__((noinline)) void unpack_scales(const Coding& coding, const uint8_t* header,
                                              ScalesOf<Least>& to) {
   if (coding.scales == ScaleForm::f16_u6) return unpack_six_bits(header, to);
-  if (coding.meaning == Meaning::offset && coding.minimums == ScaleForm::none && !coding.zeros) {
-    if (coding.scales == ScaleForm::f16) return unpack_form<ScaleForm::f16>(coding.groups(), header, to);
-    if (coding.scales == ScaleForm::f16_i8)
-      return unpack_form<ScaleForm::f16_i8>(coding.groups(), header, to);
-  }
-  const uint8_t *minimums = header + coding.minimums_at(), *zeros = header + coding.zeros_at();
-  for (int64_t g = 0; g < coding.groups(); ++g) {
-    F scale = number_of(coding.scales, header, g);
-    if (coding.meaning == Meaning::fp4) scale *= 0.5f;  // of twice the numbers (tables.h)
-    store(to.scales[g], scale);
-    if (coding.zeros) store(to.minimums[g], scale * from_bytes(zeros + g * kPanel));
-    if (coding.minimums != ScaleForm::none) store(to.minimums[g], -number_of(coding.minimums, minimums, g));
-  }
+  const int64_t groups = coding.groups();
+  unpack_numbers<false>(coding.scales, groups, header, to.scales);
+  if (coding.meaning == Meaning::fp4)  // of twice the numbers (tables.h)
+    for (int64_t g = 0; g < groups; ++g) store(to.scales[g], load(to.scales[g]) * 0.5f);
+  if (coding.minimums != ScaleForm::none)
+    unpack_numbers<true>(coding.minimums, groups, header + coding.minimums_at(), to.minimums);
+  if (!coding.zeros) return;
+  const uint8_t* const zeros = header + coding.zeros_at();
+  for (int64_t g = 0; g < groups; ++g)
+    store(to.minimums[g], load(to.scales[g]) * from_bytes(zeros + g * kPanel));
 }
 
 }  // namespace quire::QUIRE_ISA

@@ -28,7 +28,7 @@ class WideTile {
         next_(w.panel_bytes()),
         values_(w.values + panel * next_),
         tiles_(tiles),
-        sums_at_((units_ * (kGroup / 4) + sums_before(inputs_of(Of), w.inputs)) * M),
+        sums_at_((units_ * (kGroup / 4) + sums_before(inputs_of<Of>(coding_), w.inputs)) * M),
         scales_at_((units_ * (kGroup / 4) + sums_before(2 * kSpan, w.inputs)) * M),
         group_shift_(__builtin_ctz((unsigned)coding_.group) - __builtin_ctz((unsigned)kCodedUnit)),
         table_(Table ? table_of(coding_.meaning) : B64{}) {}
@@ -75,8 +75,9 @@ class WideTile {
   // Adds `units` units, which have one scale of the rows: unit `first` of the row, `u` of the block, and on.
   QUIRE_INLINE void add_span(const uint8_t* at, const int32_t* tile, int64_t first, int64_t units,
                              const BlockScales* blocks, int64_t u, F* acc) const {
+    const int64_t summed = inputs_of<Of>(coding_), more = summed / kCodedUnit - 1;
     const int32_t* x = tile + first * (kGroup / 4) * M;
-    const int32_t* sums = tile + sums_at_ + first * kCodedUnit / inputs_of(Of) * M;
+    const int32_t* sums = tile + sums_at_ + (first * kCodedUnit >> __builtin_ctz((unsigned)summed)) * M;
     I dots[kSums];
     F part[kSums]{};
     if constexpr (Of == Summed::span) begin(sums, dots);
@@ -90,9 +91,9 @@ class WideTile {
         scale(blocks, 2 * (u + i) + 1, sums + M, dots, part);
         sums += 2 * M;
       } else {
-        if constexpr (Of == Summed::unit) begin(sums, dots);
+        if (Of == Summed::unit || (Of == Summed::units && (i & more) == 0)) begin(sums, dots);
         add<0, 8>(at, x, dots);
-        if constexpr (Of == Summed::unit) {
+        if (Of == Summed::unit || (Of == Summed::units && ((i & more) == more || i + 1 == units))) {
           scale(blocks, (u + i) >> group_shift_, sums, dots, part);
           sums += M;
         }

@@ -33,13 +33,14 @@ constexpr bool kByteDots = true;
 constexpr bool kByteDots = false;
 #endif
 
-// How bytes of weights are made of codes: of `Bits` bits, or looked up in a table of bytes with an offset.
-template <int Bits, bool Table = false>
+// How bytes of weights are made of codes: of `Bits` bits, or looked up in a table of bytes, which are numbers
+// plus `Table` and at most twice that.
+template <int Bits, int Table = 0>
 struct HalfCodes {
   // True if bytes are multiplied with signs, so that their offset of 128 is no part of the sum.
-  static constexpr bool kSigned = !kByteDots && (Bits == 8 || Table);
+  static constexpr bool kSigned = !kByteDots && (Bits == 8 || Table == 128);
   // Words of four inputs whose products are added in 16 bits.
-  static constexpr int kFit = kSigned ? 1 : Bits <= 4 ? 8 : Bits == 5 ? 4 : 2;
+  static constexpr int kFit = kSigned ? 1 : Bits == 5 || Table ? 4 : Bits <= 4 ? 8 : 2;
 
   // Returns the codes of 4 inputs, 4k on, of the eight outputs at `unit` (coded_units.h).
   QUIRE_INLINE static __m256i load(const uint8_t* unit, int k, __m256i table) {
