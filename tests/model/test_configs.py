@@ -62,8 +62,8 @@ def test_published_configs(shared_data: Path) -> None:
     assert len(read) >= 12
     quantized = {"openai--gpt-oss-20b", "nvidia--Llama-3.1-70B-Instruct-FP8"}
     assert {"Qwen--Qwen3-0.6B", "mistralai--Mixtral-8x7B-v0.1", *quantized} <= set(read)
-    assert "deepseek-ai--DeepSeek-V3" in read
-    assert "nvidia--DeepSeek-V3.2-NVFP4" in refused
+    assert {"deepseek-ai--DeepSeek-V3", "nvidia--DeepSeek-V3.2-NVFP4", "zai-org--GLM-5.2-FP8"} <= set(read)
+    assert "deepseek-ai--DeepSeek-V4-Flash" in refused
 
 
 # Architectures
