@@ -15,7 +15,6 @@ constexpr int64_t kWorthATask = 1 << 10;  // rows times positions
 }  // namespace
 
 uint64_t Best::entry(float score, int64_t position) {
-  score += 0.0f;  // zeros of both signs are equal
   const uint32_t bits = std::bit_cast<uint32_t>(std::isnan(score) ? INFINITY : score);
   const uint32_t ordered = bits >> 31 ? ~bits : bits | 1u << 31;
   return (uint64_t)ordered << 32 | (uint32_t)~(uint32_t)position;

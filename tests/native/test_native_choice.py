@@ -63,6 +63,20 @@ def test_lists_are_in_order_and_have_the_lowest_of_equal_scores(threads: int, is
         assert (found[number:] == op.reference(num_blocks=200)[number:]).all()
 
 
+@np.errstate(invalid="ignore")
+@pytest.mark.parametrize("isa", ISAS)
+def test_scores_that_are_not_numbers_are_the_highest(isa: str) -> None:
+    """Of an infinite query products are infinite, negative, which counts as nothing, or no number."""
+    shape = Shape(2, 3, 10)
+    q, factors, k = drawn(shape, 100)[:3]
+    q[:, 1, 2], factors[:, 1] = np.inf, 1
+    op = OneOp([q, factors, k], lambda b, *values: chosen(b, 10, *values), (100,))
+    found, expected = (way(num_blocks=20) for way in (lambda **how: op.native(isa, **how), op.reference))
+    assert (found.view(np.int32)[10:] == expected[10:]).all()
+    infinite = [(k[: token + 1, 0, 2] >= 0).nonzero()[0][:10].tolist() for token in range(40, 100)]
+    assert expected[40:].tolist() == infinite
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("number", [30, 70])
 def test_an_int8_cache(number: int, isa: str) -> None:
