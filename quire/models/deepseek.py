@@ -125,26 +125,27 @@ def dense_attention_layer(b: Builder, cfg: ModelConfig, layer: int, x: Value, p:
 
 def mtp_v3(b: Builder, cfg: ModelConfig, w: Names, has: Has) -> Program:
     """Record that of DeepSeek-V3 and GLM-4.7-Flash, which hands on its hidden states before the norm."""
-    p = _later_layer(cfg, w)
+    p = later_layer(cfg, w)
     rope = cfg.rope(dim=cfg.size("qk_rope_head_dim"), interleaved=cfg.flag("rope_interleave"))
     x = joined(b, cfg, w, p)
     return shared_head(
-        b, cfg, w, p, latent_attention_layer(b, cfg, _like_last(cfg), x, p, rope, biased_routing)
+        b, cfg, w, p, latent_attention_layer(b, cfg, like_last(cfg), x, p, rope, biased_routing)
     )
 
 
 def mtp_glm4(b: Builder, cfg: ModelConfig, w: Names, has: Has) -> Program:
     """Record that of GLM-4.5 to 4.7, which does the same."""
-    p = _later_layer(cfg, w)
+    p = later_layer(cfg, w)
     x = joined(b, cfg, w, p)
-    return shared_head(b, cfg, w, p, dense_attention_layer(b, cfg, _like_last(cfg), x, p, cfg.rope()))
+    return shared_head(b, cfg, w, p, dense_attention_layer(b, cfg, like_last(cfg), x, p, cfg.rope()))
 
 
-def _later_layer(cfg: ModelConfig, w: Names) -> Names:
+def later_layer(cfg: ModelConfig, w: Names) -> Names:
+    """Return the name of the layer that predicts further tokens."""
     return w / f"model.layers.{cfg.num_hidden_layers}"
 
 
-def _like_last(cfg: ModelConfig) -> int:
+def like_last(cfg: ModelConfig) -> int:
     """Return the number of the layer that has the same kind of MLP: the last one."""
     return cfg.num_hidden_layers - 1
 

@@ -12,7 +12,7 @@ from quire.models.hy_v3 import hy_v3
 from quire.models.left_out import later_layers, mtp
 from quire.models.lfm2 import CONV
 from quire.models.lfm3 import lfm3
-from quire.models.sparse_latent import deepseek_v32, glm_moe_dsa
+from quire.models.sparse_latent import deepseek_v32, glm_moe_dsa, mtp_glm_dsa, mtp_v32
 from quire.models.windows import by_pattern, from_max_window_layers
 
 _ROUTED = {"num_experts": "n_routed_experts"}
@@ -94,6 +94,7 @@ RECENT: dict[str, Family] = {
         spelled=_ROUTED,
         only=_AS_V3,
         left_out=later_layers,
+        prediction=mtp_v32,
     ),
     "GlmMoeDsaForCausalLM": Family(
         glm_moe_dsa,
@@ -101,6 +102,7 @@ RECENT: dict[str, Family] = {
         spelled=_ROUTED,
         only={**_AS_V3, "rope_interleave": (True,), "indexer_rope_interleave": (True,)},
         left_out=later_layers,
+        prediction=mtp_glm_dsa,
     ),
     "OlmoHybridForCausalLM": Family(
         olmo_hybrid.olmo_hybrid,

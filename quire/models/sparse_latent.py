@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from quire.errors import ConfigError, quoted
 from quire.models.config import ModelConfig
-from quire.models.deepseek import Choose, latent_attention_layer
+from quire.models.deepseek import Choose, latent_attention_layer, later_layer, like_last
 from quire.models.layers import embed_tokens, head
 from quire.models.moe import biased_routing
-from quire.program import Builder, Names, PagedIndex, Value
+from quire.models.prediction import Has, joined, shared_head
+from quire.program import Builder, Names, PagedIndex, Program, Value
 from quire.program.ops import ChoosePositions
 from quire.program.rope import Rope
 
@@ -25,6 +26,23 @@ def deepseek_v32(b: Builder, cfg: ModelConfig, w: Names) -> Value:
 
 def glm_moe_dsa(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     return _layers(b, cfg, w, _has_indexer(cfg), interleaved=True)
+
+
+def mtp_v32(b: Builder, cfg: ModelConfig, w: Names, has: Has) -> Program:
+    return _prediction(b, cfg, w, interleaved=False)
+
+
+def mtp_glm_dsa(b: Builder, cfg: ModelConfig, w: Names, has: Has) -> Program:
+    return _prediction(b, cfg, w, interleaved=True)
+
+
+def _prediction(b: Builder, cfg: ModelConfig, w: Names, interleaved: bool) -> Program:
+    """Record the layer that predicts further tokens, which has an indexer in all of these models."""
+    p, dim = later_layer(cfg, w), cfg.size("qk_rope_head_dim")
+    choose = _Indexers(b, cfg, cfg.rope(dim=dim, interleaved=interleaved)).of(p / "self_attn.indexer")
+    x, rope = joined(b, cfg, w, p), cfg.rope(dim=dim, interleaved=True)
+    x = latent_attention_layer(b, cfg, like_last(cfg), x, p, rope, biased_routing, choose=choose)
+    return shared_head(b, cfg, w, p, x)
 
 
 def _layers(

@@ -20,7 +20,7 @@ from quire.program.batch import Batch
 from quire.program.passes import fuse, hand_out_hidden
 
 Proposed = tuple[int, int, tuple[int, ...]]  # slot, known tokens, drafts
-FAMILIES = ("qwen3_next", "qwen3_5", "deepseek_v3", "glm4_moe")
+FAMILIES = ("qwen3_next", "qwen3_5", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe")
 
 
 class Make(Protocol):
@@ -87,16 +87,16 @@ def by_formula(
     target = on_reference(program, None, weights)
     _, hidden = target.compute(whole(tokens, 0, len(program.cache_groups)))
     assert hidden is not None
-    drafter = on_reference(layer, None, weights)
+    drafter, groups = on_reference(layer, None, weights), len(layer.cache_groups)
     before = np.concatenate([np.zeros_like(hidden[:1]), kept(hidden[:-1])])
-    logits, own = drafter.compute(whole(tokens, 0, 1, before))
+    logits, own = drafter.compute(whole(tokens, 0, groups, before))
     assert own is not None
     found = {}
     for num_known, count in sorted(wanted.items(), reverse=True):
         position = num_known - 1
         drafts, state = [int(logits[position].argmax())], own[position : position + 1]
         while len(drafts) < count:
-            one = whole(drafts[-1:], position + len(drafts), 1, kept(state))
+            one = whole(drafts[-1:], position + len(drafts), groups, kept(state))
             further, state = drafter.compute(one)  # type: ignore[assignment]
             drafts.append(int(further[0].argmax()))
         found[num_known] = tuple(drafts)

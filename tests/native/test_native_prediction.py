@@ -48,7 +48,7 @@ def on_native(
     )
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "glm4_moe"])
+@pytest.mark.parametrize("name", ["qwen3_next", "glm4_moe", "deepseek_v32"])
 def test_what_it_proposes_is_what_the_formula_gives(name: str) -> None:
     predicted.check_formula(on_native, name, 13)
 
