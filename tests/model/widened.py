@@ -27,6 +27,7 @@ _WIDER = {
     "laurel_rank": 16,
     "q_lora_rank": 16,
     "kv_lora_rank": 16,
+    "index_head_dim": 32,
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 16,
     "v_head_dim": 16,

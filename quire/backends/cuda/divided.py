@@ -269,7 +269,8 @@ class _Division:
     def _(self, op: ops.LatentAttention) -> None:
         """Divide the heads, all of which read the same latents."""
         if op.q.shape[0] % self._ranks == 0:
-            self._compute(op, True, c=self.whole(op.c), r=self.whole(op.r))
+            chosen = None if op.chosen is None else self.whole(op.chosen)
+            self._compute(op, True, c=self.whole(op.c), r=self.whole(op.r), chosen=chosen)
         else:
             self._compute(op, False)
 
