@@ -166,11 +166,12 @@ def _gives(facts: Description) -> str:
 
 
 def _heads(facts: Description, d: dict[str, Any]) -> str:
-    from quire.program import PagedLatent
+    from quire.program.ops import LatentAttention
 
     queries = f"{d['num_attention_heads']} query"
-    if latent := next((spec for spec in facts.program.caches if isinstance(spec, PagedLatent)), None):
-        return f"{queries} heads over latents of {latent.rank} + {latent.rope_dim} numbers"
+    if op := next((op for op in facts.program if isinstance(op, LatentAttention)), None):
+        over = f"{queries} heads over latents of {op.spec.rank} + {op.spec.rope_dim} numbers"
+        return over if op.most is None else f"{over}, of at most {op.most:,} positions"
     return f"{queries} and {d['num_key_value_heads']} key/value heads of {d['head_dim']}"
 
 

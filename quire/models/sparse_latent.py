@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.errors import ConfigError, quoted
-from quire.models.config import ModelConfig
+from quire.models.config import MAX_HEAD_DIM, ModelConfig
 from quire.models.deepseek import Choose, latent_attention_layer, later_layer, like_last
 from quire.models.layers import embed_tokens, head
 from quire.models.moe import biased_routing
@@ -17,6 +17,7 @@ from quire.program.ops import ChoosePositions
 from quire.program.rope import Rope
 
 _EPS = 1e-6  # of the norm of index keys, whatever rms_norm_eps is
+_MOST = 1 << 16  # heads of an indexer, and positions that it chooses: far above any model
 _KINDS = {"F": True, "S": False, "full": True, "shared": False}  # whether a layer has an indexer
 
 
@@ -107,10 +108,10 @@ class _Indexers:
         The factors by which the model scales scores are left out, being positive: they change no choice.
         """
         b, cfg = self.b, self.cfg
-        heads, dim = cfg.size("index_n_heads"), cfg.size("index_head_dim")
+        heads, dim = cfg.size("index_n_heads", _MOST), cfg.size("index_head_dim", MAX_HEAD_DIM)
         queries = b.rotary(b.linear(q, p / "wq_b", (heads, dim)), self.rope)
         k = b.layer_norm(b.linear(h, p / "wk", (1, dim)), p / "k_norm", _EPS)
         k = b.rotary(k, self.rope)
         factors = b.linear(h, p / "weights_proj", heads)
-        lists = b.value((cfg.size("index_topk"),), dtype="int32")
+        lists = b.value((cfg.size("index_topk", _MOST),), dtype="int32")
         return b.record(ChoosePositions(lists, queries, factors, k, b.cache(PagedIndex(dim)))).out

@@ -380,10 +380,12 @@ def test_a_config_that_lies_is_one_error(
     assert len(err) < 1000
 
 
-def test_inspect_of_latents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["minicpm3"]))
+@pytest.mark.parametrize(("name", "most"), [("minicpm3", ""), ("deepseek_v32", ", of at most 24 positions")])
+def test_inspect_of_latents(name: str, most: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
     assert call("inspect", str(tmp_path)) == 0
-    assert "2 layers, hidden 16, 4 query heads over latents of 12 + 4 numbers" in capsys.readouterr().out
+    found = capsys.readouterr().out
+    assert f"2 layers, hidden 16, 4 query heads over latents of 12 + 4 numbers{most}\n" in found
 
 
 def test_inspect_of_what_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

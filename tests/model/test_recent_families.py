@@ -194,7 +194,9 @@ def test_names_of_tensors_as_transformers_writes_them(name: str, tmp_path: Path)
     [
         ("deepseek_v32", {"q_lora_rank": None}),
         ("deepseek_v32", {"index_topk": 0}),
+        ("deepseek_v32", {"index_topk": 1 << 17}),
         ("deepseek_v32", {"index_head_dim": 3}),
+        ("deepseek_v32", {"index_head_dim": 1 << 13}),
         ("deepseek_v32", {"index_n_heads": "5"}),
         ("glm_moe_dsa", {"index_topk_pattern": "SFF"}),
         ("glm_moe_dsa", {"index_topk_pattern": "FF"}),
