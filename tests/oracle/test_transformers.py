@@ -26,6 +26,7 @@ from oracle import (
 )
 from safetensors.numpy import load_file, save_file
 
+from quire import LLM, SamplingParams
 from quire.config import EngineConfig
 from quire.description import describe
 from quire.models.registry import COMPOSITES, FAMILIES
@@ -990,3 +991,27 @@ def test_every_family_is_compared() -> None:
     )
     elsewhere = {f"{kind}ForConditionalGeneration" for kind in images}
     assert compared | elsewhere == {*FAMILIES, *composites}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"), [("DeepseekV32", {}), ("GlmMoeDsa", {"indexer_types": ["full", "shared", "full"]})]
+)
+def test_greedy_tokens_of_contexts_longer_than_what_is_chosen(
+    kind: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """In chunks, beside others, and again over cached blocks."""
+    torch.manual_seed(1)
+    config = config_class(kind)(**{**SIZES, **OF_DSA, **changes})
+    config._attn_implementation = "eager"
+    model = model_class(kind)(config).float().eval()
+    randomize(model)
+    model.save_pretrained(tmp_path)
+    prompts = [np.random.default_rng(i).integers(3, 96, n).tolist() for i, n in enumerate((60, 5, 33, 70))]
+    how: dict[str, Any] = {"max_new_tokens": 50, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    expected = [model.generate(torch.tensor([ids]), **how)[0, len(ids) :].tolist() for ids in prompts]
+    llm = LLM(str(tmp_path), device="native", max_num_batched_tokens=32, max_num_seqs=3)
+    params = SamplingParams(max_tokens=50, temperature=0.0, ignore_eos=True, detokenize=False)
+    for _ in range(2):
+        outs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+        assert [list(out.outputs[0].token_ids) for out in outs] == expected
+    llm.close()
