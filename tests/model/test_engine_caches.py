@@ -28,7 +28,7 @@ from quire.sampling_params import SamplingParams
 from quire.types import Draft, NewRequest, Output, PromptImage
 
 W = Names("w")
-WINDOW, CHOSEN = 40, 30
+WINDOW, CHOSEN = 40, 80
 RNG = np.random.default_rng(0)
 SHARED = RNG.integers(0, VOCAB, 130).tolist()
 PROMPTS = [

@@ -94,8 +94,7 @@ def test_an_int8_cache(number: int, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("number", [70, 600])
+@pytest.mark.parametrize(("number", "dtype"), [*((70, dtype) for dtype in DTYPES), (600, "int8")])
 def test_bits_do_not_depend_on_threads_blocks_or_chunks(number: int, dtype: str, isa: str) -> None:
     """A context of several segments is divided among threads, if few tokens have one."""
     shape = Shape(9, 12, number, 40, 18, 6)

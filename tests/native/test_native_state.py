@@ -225,18 +225,19 @@ def alone() -> dict[int, Answer]:
 
 def test_what_is_imported_runs_here(alone: dict[int, Answer]) -> None:
     assert isinstance(test_state.drive(hybrid()).backend, NativeBackend)
-    assert isinstance(
-        test_engine_caches.new_backend(mixed(), Capacity([9] * 5, 16, "float32", 2)), NativeBackend
-    )
+    program = mixed()
+    capacity = Capacity([9] * len(program.cache_groups), 16, "float32", 2)
+    assert isinstance(test_engine_caches.new_backend(program, capacity), NativeBackend)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_a_program_gives_the_logits_of_the_reference(isa: str) -> None:
-    """Convolutions, recurrences, windows and full attention; rounding adds up over 300 positions."""
-    program, ids = plain(mixed()), [np.arange(20)] * 5
-    reference = ReferenceBackend(
-        program, random_weights(program), num_blocks=[20] * 5, block_size=16, num_slots=1
-    )
-    backend = load(program, Capacity([20] * 5, 16, "float32", 1), isa)
+    """Recurrences, windows, full attention and latents; rounding adds up over 300 positions."""
+    program = plain(mixed())
+    count = len(program.cache_groups)
+    ids, num_blocks = [np.arange(20)] * count, [20] * count
+    weights = random_weights(program)
+    reference = ReferenceBackend(program, weights, num_blocks=num_blocks, block_size=16, num_slots=1)
+    backend = load(program, Capacity(num_blocks, 16, "float32", 1), isa)
     batch = batch_of([(Sequence(TOKENS, list(range(20))), 300)], 16, ids=ids)
     assert distance(np.array(backend.execute(batch)), reference.execute(batch)) < 5e-5
