@@ -60,7 +60,10 @@ def told(name: str, program: Program) -> dict[str, Any]:
 
 def main() -> None:
     """To standard output."""
-    programs = {name: tiny(name).program for name in ("llama", "gemma3", "mixtral", "gpt_oss", "llama4")}
+    programs = {
+        name: tiny(name).program
+        for name in ("llama", "gemma3", "mixtral", "gpt_oss", "llama4", "deepseek_v32")
+    }
     programs["stateful"] = stateful()
     json.dump({"kinds": get_args(Kind), "programs": [told(*item) for item in programs.items()]}, sys.stdout)
 

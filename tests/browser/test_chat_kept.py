@@ -160,6 +160,7 @@ def test_what_another_tab_keeps_replaces_nothing_that_is_not_kept_yet(chat: Chat
     chat.page.wait_for_timeout(100)
     expect(chat.root.locator(".about")).to_contain_text("system")
     other.evaluate(FILL)
+    chat.page.wait_for_timeout(100)
     chat.page.bring_to_front()
     assert chat.text(chat.ask("Second?")) == "Yes."
     chat.page.wait_for_timeout(KEPT_MS)
