@@ -65,9 +65,9 @@ void write_token(const KVLayer& cache, int64_t block, int64_t offset, const floa
     if (value_dim > 0 ? write_head<Form>(v, value_dim, 1, value, value_scale) : finite) continue;
     const float lost = __builtin_nanf("");
     write_head<Form>(&lost, 1, key_stride, key, key_scale);
+    if (value_dim == 0) continue;
     __builtin_memset(value, 0, (size_t)(value_dim * kBytes));
-    if constexpr (Form == KVFormat::int8)
-      if (value_dim > 0) *value_scale = 0;
+    if constexpr (Form == KVFormat::int8) *value_scale = 0;
   }
 }
 
