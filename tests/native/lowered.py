@@ -111,6 +111,21 @@ def on_native(
     return Paged(program, packed, **options, make=native(isa, threads))
 
 
+def in_used_blocks(op: OneOp, dtype: str, isa: str, counts: Sequence[int]) -> list[np.ndarray]:
+    """Results of tokens 80 to 150 in steps of `counts`: in blocks never used, then in those of 0 to 80."""
+    results = []
+    for block_size, used in [(16, False), (8, True), (16, True), (64, True)]:
+        how = {"kv_cache_dtype": dtype, "block_size": block_size, "num_blocks": 20}
+        paged = on_native(op.program, op.checkpoint(), "f32", isa, **how)
+        if used:
+            before = paged.sequence(range(80))
+            paged.step([(before, 80)])
+            paged.free += before.blocks
+        after = paged.sequence(range(80, 150))
+        results.append(np.concatenate([paged.step([(after, count)])[0] for count in counts]))
+    return results
+
+
 def on_reference(program: Program, checkpoint: Tensors, format: str, **options: Any) -> Paged:
     """The same on the reference backend."""
     weights = load(plan(program.weights(), checkpoint, scheme(format), ()))
