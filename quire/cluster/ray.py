@@ -19,6 +19,7 @@ from typing import Any
 import ray
 import yaml
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import (
     AutoscalingConfig,
     AutoscalingContext,
@@ -34,6 +35,7 @@ from quire.cluster.autoscaling import Autoscaler, goal_of
 from quire.cluster.called_replicas import CalledReplicas
 from quire.cluster.deployment_failure import check_reachable, why_failed
 from quire.cluster.engine_calls import EngineCalls
+from quire.cluster.ray_environment import CLUSTER_ENV, SERVE_ENV
 from quire.config import EngineConfig, ServerConfig, served
 from quire.environment import api_keys, cache_folder, hand_down
 from quire.errors import ConfigError, did_you_mean
@@ -42,16 +44,6 @@ from quire.server import malloc_arenas
 from quire.server.logs import setup
 from quire.server.remote import RemoteEngine
 
-# What Serve reads in each of its processes: calls go by gRPC instead of the object store, and within the
-# event loop that makes them. It takes 5 ms from the time to the first token.
-SERVE_ENV = {
-    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
-    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-}
-# A worker may need minutes to start on a machine that has other work; Ray gives up after one.
-_OWN_ENV = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_register_timeout_seconds": "300"}
-CLUSTER_ENV = {**SERVE_ENV, **_OWN_ENV}
 UNBOUNDED = 1 << 20  # calls at once: the front bounds its queue, and the engine how many it runs
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
 DRAIN_POLL_S = 0.2
@@ -383,9 +375,10 @@ def deploy(config: RayConfig, ready: Callable[[str], None]) -> Callable[[], None
     except (ConnectionError, ValueError) as error:
         raise ConfigError(f"there is no Ray cluster at {config.address}: {error}") from None
     try:
-        serve.start(http_options=HTTPOptions(host=server.host, port=server.port))
+        with contextlib.suppress(TimeoutError):  # after a minute; run() waits for the proxies again
+            serve.start(http_options=HTTPOptions(host=server.host, port=server.port))
         serve.run(application(config), name=config.name, route_prefix="/")
-    except RuntimeError as error:
+    except (RuntimeError, TimeoutError, RayError) as error:
         deployed = serve.status().applications.get(config.name)
         words = {part: one.message for part, one in deployed.deployments.items()} if deployed else {}
         raise why_failed(words, error) from None

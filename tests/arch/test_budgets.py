@@ -198,7 +198,7 @@ ROOMS = (
     ),
     Room(
         "cluster",
-        2_970,
+        2_980,
         "several engines: routing, replicas, scaling, prefill apart from decode, Ray; could be deleted with "
         "its lines in server/lifecycle.py",
         ("routing", "cluster"),

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
+import ray
 import yaml
 from both import both
 from deployments import free_port, parent, processes
@@ -31,8 +32,8 @@ from requests_over_http import wait_for
 from server import PYTHON, Server
 
 from quire.cluster.called_replicas import CalledReplicas
-from quire.cluster.ray import BlockRouter, EngineReplica, app
-from quire.config import EngineConfig
+from quire.cluster.ray import BlockRouter, EngineReplica, RayConfig, app, deploy
+from quire.config import EngineConfig, ServerConfig
 from quire.errors import ConfigError
 
 TESTS = Path(__file__).parents[1]
@@ -257,6 +258,24 @@ def test_the_router_overrides_only_what_is_documented() -> None:
     public = {"choose_replicas", "on_request_routed", "update_replicas", "on_replica_actor_died"}
     own = {name for name in vars(BlockRouter) if not name.startswith("__") and name != "_abc_impl"}
     assert own & {*dir(RequestRouter)} == public
+
+
+def test_proxies_that_start_slowly_are_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve's own limit is a minute for each call; the second is the last."""
+    tried: list[str] = []
+
+    def slow(*args: Any, **fields: Any) -> None:
+        tried.append("start" if "http_options" in fields else "run")
+        raise TimeoutError("HTTP proxies not available after 60s.")
+
+    monkeypatch.setattr(ray, "init", lambda **options: None)
+    monkeypatch.setattr(serve, "start", slow)
+    monkeypatch.setattr(serve, "run", slow)
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications={}))
+    monkeypatch.setattr("quire.cluster.ray.hand_down", lambda variables: None)
+    with pytest.raises(ConfigError, match="not deployed: HTTP proxies"):
+        deploy(RayConfig(server=ServerConfig(), engine=EngineConfig()), print)
+    assert tried == ["start", "run"]
 
 
 @pytest.mark.parametrize("method", ["generate", "poll"])
