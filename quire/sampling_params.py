@@ -61,13 +61,13 @@ def _option(default: Any, check: Check, range: str, help: str) -> Any:
 def _integer(
     default: int | None, low: int, high: int, help: str, note: str = "", optional: bool = False
 ) -> Any:
-    """Declare an integer in [low, high]; with `optional`, or None."""
+    """Declare an integer in [low, high], or -1 where that has a meaning; with `optional`, or None."""
     expected = f"an integer from {low:,} to {high:,}{note}" + (", or None" if optional else "")
 
     def check(name: str, value: Any) -> int | None:
         if value is None and optional:
             return None
-        if _is_integer(value) and low <= value <= high:
+        if _is_integer(value) and (low <= value <= high or (value == -1 and name in _OFF)):
             return int(value)
         raise _refuse(name, "", expected, value)
 
@@ -257,7 +257,7 @@ class SamplingParams:
     top_k: int = _integer(0, -1, MAX_INT32, "keep this many most likely tokens", note=" (0 and -1: all)")
     min_p: float = _number(0.0, 0, 1, "keep tokens at least this probable relative to the most likely one")
     max_tokens: int | None = _integer(
-        16, 1, MAX_INT32, "tokens generated at most; None: up to max_model_len", optional=True
+        16, 1, MAX_INT32, "tokens generated at most; None: up to max_model_len", " (-1: None)", optional=True
     )
     min_tokens: int = _integer(0, 0, MAX_INT32, "tokens generated before an end or stop token may be")
     stop: str | Sequence[str] = _strings(MAX_STOP_STRINGS, MAX_STOP_CHARACTERS, "texts that end the output")
@@ -354,7 +354,7 @@ class SamplingParams:
 _CHECKS: dict[str, tuple[Any, Check]] = {
     f.name: (f.default, f.metadata["check"]) for f in fields(SamplingParams)
 }
-_OFF = {"top_k": 0, "seed": None}  # the meaning of -1
+_OFF = {"top_k": 0, "seed": None, "max_tokens": None}  # the meaning of -1
 _NAMES = tuple(_CHECKS)
 
 

@@ -13,7 +13,7 @@ WRONG: Sequence[tuple[str, dict[str, Any] | bytes, int]] = (
     (COMPLETIONS, {"temperature": "hot"}, 400),
     (COMPLETIONS, {"n": 0}, 400),
     (COMPLETIONS, {"n": 10**6}, 400),
-    (COMPLETIONS, {"max_tokens": -1}, 400),
+    (COMPLETIONS, {"max_tokens": -2}, 400),
     (COMPLETIONS, {"min_tokens": 9, "max_tokens": 8}, 400),
     (COMPLETIONS, {"prompt": [1, 2, 1 << 30]}, 400),
     (COMPLETIONS, {"prompt": [1, "x"]}, 400),

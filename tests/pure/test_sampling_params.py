@@ -91,7 +91,7 @@ LAWFUL = {  # everything else in HOSTILE must be refused
     "top_p": "1 1.0 5e-324",
     "top_k": "-1 0 1",
     "min_p": f"{FLOATS} 5e-324",
-    "max_tokens": "1 None",
+    "max_tokens": "-1 1 None",
     "min_tokens": "0 1",
     "stop": STRINGS,
     "stop_token_ids": "None [] [0]",
@@ -318,6 +318,7 @@ def test_assignment_is_checked_like_construction() -> None:
     params = SamplingParams(max_tokens=5)
     params.max_tokens, params.stop, params.top_k = None, "end", -1
     assert (params.max_tokens, params.stop, params.top_k) == (None, ("end",), 0)
+    assert SamplingParams.from_dict({"max_tokens": -1}, {"max_tokens": 5}).max_tokens is None
     with pytest.raises(RequestError, match="temperature must be a number from 0 to 2") as caught:
         params.temperature = float("nan")
     assert caught.value.param == "temperature"

@@ -7,10 +7,21 @@ from typing import Any
 
 import httpx
 import pytest
-from openai_client import COMPLETIONS, SAMPLED, ask, choices, chunks, joined_completions, refused
+from openai_client import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    SAMPLED,
+    ask,
+    choices,
+    chunks,
+    joined_completions,
+    refused,
+)
 
 from quire import LLM, SamplingParams
 
+CONTEXT = 1024  # of the demo model, in tokens
 PROMPT = "Once upon a time, in a small village by the sea"
 
 
@@ -239,6 +250,20 @@ def test_many_prompts(client: httpx.Client, llm: LLM) -> None:
     params = SamplingParams(max_tokens=2, temperature=0)
     own = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
     assert [choice["text"] for choice in found["choices"]] == [o.outputs[0].text for o in own]
+
+
+def test_a_limit_of_minus_one_is_none(client: httpx.Client) -> None:
+    """As clients of llama.cpp and LM Studio send it."""
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (CHAT, {"messages": MESSAGES, "max_tokens": -1}),
+        (CHAT, {"messages": MESSAGES, "max_completion_tokens": -1}),
+        (COMPLETIONS, {"prompt": PROMPT, "max_tokens": -1}),
+    ]
+    for path, body in asked:
+        found = ask(client, path, **body, ignore_eos=True)
+        assert found["choices"][0]["finish_reason"] == "length"
+        assert found["usage"]["total_tokens"] == CONTEXT
+    assert refused(client, CHAT, max_tokens=-2)["param"] == "max_tokens"
 
 
 def test_parameters_that_leave_no_token(client: httpx.Client) -> None:

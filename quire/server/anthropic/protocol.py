@@ -85,7 +85,7 @@ class CountRequest(GenerationFields, kw_only=True):
 class MessagesRequest(CountRequest, kw_only=True):
     """The body of /v1/messages."""
 
-    max_tokens: int
+    max_tokens: Annotated[int, Meta(ge=1)]
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     stop_sequences: list[str] | None = None
     metadata: RequestMetadata | None = None
