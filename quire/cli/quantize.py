@@ -154,8 +154,10 @@ def _check(args: argparse.Namespace) -> None:
         args.parser.refuse(f"--group-size needs --bits 4 or 8, not {args.bits:g}", hint)
     if args.calibration_tokens < LEAST_TOKENS:
         args.parser.refuse(f"--calibration-tokens: give at least {LEAST_TOKENS}", "the default is 8192")
-    if args.num_threads is not None and args.num_threads < 1:
-        args.parser.refuse("--num-threads: give at least 1", "leave it out to use all processors")
+    processors = len(os.sched_getaffinity(0))
+    args.num_threads = processors if args.num_threads is None else args.num_threads
+    if not 1 <= args.num_threads <= processors:
+        args.parser.refuse(f"--num-threads: give 1 to {processors}", "leave it out to use all processors")
 
 
 def _quantized(args: argparse.Namespace, model: str, folder: Path, advance: Advance) -> dict[str, Any]:
@@ -175,8 +177,7 @@ def _quantized(args: argparse.Namespace, model: str, folder: Path, advance: Adva
     original = Original.opened(open_model(model, args.revision, weights=True))
     ids = _calibration(args, original)
     specs = matrices(original, args.embedding)
-    count = args.num_threads or os.cpu_count() or 1
-    with threadpool_limits(count, "blas"), ThreadPoolExecutor(count) as pool:
+    with threadpool_limits(args.num_threads, "blas"), ThreadPoolExecutor(args.num_threads) as pool:
         if args.bits in GROUPS:
             grids = uniform(original, specs, int(args.bits), args.group_size or GROUPS[int(args.bits)])
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -284,6 +285,14 @@ def test_every_matrix_of_a_family_is_rounded_once(tmp_path: Path, name: str) -> 
     assert {grid.bits for name, grid in grids.items() if name not in tied} == {4, 8}
     assert {grids[name].bits for name in tied} <= {6}  # of 4, 5, 6 and 8
     assert sum(len(part) for part in parts_of(original.program, specs)) == len(specs)
+
+
+@pytest.mark.parametrize("threads", ["0", "100000"])
+def test_more_threads_than_processors_are_refused(
+    threads: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert quantize("demo-draft", "-o", str(tmp_path / "out"), "--num-threads", threads) == 2
+    assert f"--num-threads: give 1 to {len(os.sched_getaffinity(0))}" in capsys.readouterr().err
 
 
 def test_a_model_stored_transposed_is_refused(tmp_path: Path) -> None:
