@@ -13,7 +13,6 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
@@ -23,8 +22,6 @@ from quire.config import EngineConfig, ServerConfig
 from quire.engine.client import EngineClient
 from quire.environment import api_keys
 from quire.errors import ConfigError, Overloaded
-from quire.frontend import Frontend
-from quire.models import FAMILIES, read_model
 from quire.recording.recorder import Recorder
 from quire.server import malloc_arenas
 from quire.server.app import make_app
@@ -32,15 +29,12 @@ from quire.server.connection import MAX_HEAD_BYTES, Protocol
 from quire.server.engine_process import GC_THRESHOLD
 from quire.server.local import LocalServer
 from quire.server.metrics import Metrics
+from quire.server.open_frontend import find_output_format, open_frontend
 from quire.server.page.feed import Feed
 from quire.server.remote import RemoteEngine
 from quire.server.served import Served
 from quire.server.service import DRAIN_RETRY_S, ServiceState, served_names
 from quire.server.telemetry import Spans
-from quire.task import read_for
-from quire.text.tokenizer import Tokenizer
-from quire.text.tools import OutputFormat, output_format_of
-from quire.weights.hub import open_model
 
 if TYPE_CHECKING:
     from quire.cluster.link_counts import LinkCounts
@@ -101,7 +95,7 @@ async def serve_opened(config: ServerConfig, opened: Callable[[tuple[str, ...]],
         loop.add_signal_handler(number, stop_loading, number)
     keys = api_keys(config.api_key_file)
     _check_certificate(config)
-    _find_output_format(config, {})
+    find_output_format(config, {})
     listener = bind(config.host, config.port)
     try:
         async with opened(keys) as (served, app, ready):
@@ -187,25 +181,15 @@ def make_service(
 ) -> ServiceState:
     """Return the state of a service for an engine that is ready, wherever it runs."""
     facts = engine.status.facts
-    own = engine_config
-    source = open_model(own.model, own.revision, weights=False, overrides=own.overrides)
-    processor = source.image_processor() if facts.model and facts.model.sees else None
-    model = read_for(source, own.task, partial(read_model, processor=processor), FAMILIES)
-    frontend = Frontend(
-        source,
-        model.seeing(own.max_image_tokens),
+    frontend, output_format = open_frontend(
+        config,
+        engine_config,
         max_model_len=facts.limits.max_model_len,
         longest_context=facts.longest_context,
-        seed=own.seed,
-        max_images=own.max_images,
-        media=own.allowed_local_media_path,
+        sees=facts.model is not None and facts.model.sees,
     )
     names = served_names(config, engine_config.model)
     metrics = Metrics(names[0], engine_config, lambda: engine.statuses)
-    frontend.chat_template.check()
-    output_format = _find_output_format(config, frontend.chat_template.templates, frontend.tokenizer)
-    if (problem := output_format.self_check(frontend.chat_template)) is not None:
-        _LOG.warning("tool calls: %s", problem)
     service = ServiceState(config, engine_config, frontend, engine, metrics, names, keyed, output_format)
     if config.page:
         service.feed = Feed(service)
@@ -213,13 +197,6 @@ def make_service(
     if (endpoint := config.otlp_traces_endpoint) is not None:
         service.spans = Spans(endpoint, names[0])
     return service
-
-
-def _find_output_format(
-    config: ServerConfig, templates: Mapping[str, str], tokenizer: Tokenizer | None = None
-) -> OutputFormat:
-    """Return the model's format of tool calls and reasoning. Raises ConfigError for an unknown name."""
-    return output_format_of(templates, tokenizer, config.tool_call_parser, config.reasoning_parser)
 
 
 def bind(host: str, port: int) -> socket.socket:

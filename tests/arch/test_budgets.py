@@ -107,13 +107,13 @@ ROOMS = (
     ),
     Room(
         "server",
-        4_605,
+        4_620,
         "HTTP and its limits, requests and the queue, the engine's process, metrics, what all APIs share",
         ("server",),
     ),
     Room(
         "hosted",
-        900,
+        935,
         "several models in one server: could be deleted, with its lines in cli/serve.py",
         ("server/hosted",),
     ),

@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -150,6 +151,28 @@ def test_ollama_unloads_by_keep_alive(client: httpx.Client) -> None:
         pass
     assert client.get("/props?model=two").status_code == 503
     assert len(client.get("/api/tags").json()["models"]) == 4
+
+
+def test_ollama_describes_a_model_without_loading_it(client: httpx.Client) -> None:
+    """Clients ask this of every model that is listed, and would load one after the other."""
+
+    def shown(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = client.post("/api/show", json={"model": name}).json()
+        assert datetime.fromisoformat(found.pop("modified_at")).year >= 2026
+        return found
+
+    assert ask(client, "one", 1).status_code == 200
+    assert states(client)["two"] == "unloaded"
+    unloaded = [shown(name) for name in ("two", "second:latest")]
+    assert states(client)["two"] == "unloaded"
+    assert ask(client, "two", 1).status_code == 200
+    loaded = [shown(name) for name in ("two", "second:latest")]
+    for one in (*unloaded, *loaded):
+        del one["details"]["quantization_level"]  # which is chosen when it is loaded
+    assert unloaded == loaded
+    assert [one["modelfile"].splitlines()[0] for one in loaded] == ["FROM two", "FROM second:latest"]
+    reply = client.post("/api/show", json={"model": "three"})
+    assert reply.status_code == 404
 
 
 @pytest.mark.parametrize(

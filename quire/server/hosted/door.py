@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import QueryParams
+from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import Overloaded, QuireError, RequestError
 from quire.server.body import LARGE_BYTES, MAX_BODY_BYTES, malformed, too_large
 from quire.server.errors import response_for
-from quire.server.hosted.host import Host
+from quire.server.hosted.host import Host, HostedModel
 from quire.server.request import MAX_UPLOADS_BYTES, SAFE_METHODS
 from quire.server.service import DRAIN_RETRY_S, QueueFull
 
@@ -35,6 +37,7 @@ class Asked(msgspec.Struct):
 
 
 _ASKED = msgspec.json.Decoder(Asked)
+Answer = Callable[[HostedModel, str], Awaitable[Response]]  # of the name that a request gives
 
 
 class Door:
@@ -42,8 +45,9 @@ class Door:
     paths of `own` that are for one model nevertheless. `every` has all routes, also those of models: it
     answers what none of them is for.
 
-    A request with a body is for the model that its `model` names, or else its query, which is loaded for it;
-    one without a body for the loaded model that its query names, by default the one used last.
+    A request with a body is for the model that its `model` names, or else its query, which is loaded for it
+    unless its endpoint is in `unloaded`, which answers for a model that is not; one without a body for the
+    loaded model that its query names, by default the one used last.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Door:
         passed: Sequence[Route],
         every: Starlette,
         refusals: Sequence[Any] = (),
+        unloaded: Mapping[Any, Answer] = MappingProxyType({}),
     ) -> None:
         self._host = host
         self._own = own
@@ -61,6 +66,7 @@ class Door:
         self._routes = routes
         self._passed = passed
         self._refusals = refusals
+        self._unloaded = unloaded
         self._num_bytes = 0  # of bodies that arrive, or wait for their model
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,14 +74,15 @@ class Door:
             await self._own(scope, receive, send)
             return
         route = next((one for one in self._every.routes if one.matches(scope)[0] is Match.FULL), None)
-        if route is None or getattr(route, "endpoint", None) in self._refusals:
+        endpoint = getattr(route, "endpoint", None)
+        if route is None or endpoint in self._refusals:
             await self._every(scope, receive, send)  # a model is not loaded for that
             return
         try:
             if scope["method"] in SAFE_METHODS:
                 app = self._loaded(scope)
             else:
-                await self._pass_in(scope, receive, send)
+                await self._pass_in(scope, receive, send, self._unloaded.get(endpoint))
                 return
         except QuireError as error:
             scope["state"]["shed"] = isinstance(error, QueueFull)
@@ -93,8 +100,8 @@ class Door:
             raise Overloaded(words, "send a request to the model, which loads it", DRAIN_RETRY_S)
         return model.app
 
-    async def _pass_in(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on a request when its model is loaded. Raises QuireError before that."""
+    async def _pass_in(self, scope: Scope, receive: Receive, send: Send, unloaded: Answer | None) -> None:
+        """Pass on a request when its model is loaded, or without it. Raises QuireError before that."""
         if self._host.refusing:
             raise Overloaded("the server is shutting down", "ask again", DRAIN_RETRY_S)
         with self._counted() as count:
@@ -105,6 +112,10 @@ class Door:
             name = _name(asked)
             keep_s = _seconds(asked.keep_alive) if scope["path"].startswith("/api/") else None
             model = self._host.find(_queried(scope) if name is None else name)
+            if unloaded is not None and model.app is None:
+                answer = await unloaded(model, name or model.name)
+                await answer(scope, receive, send)
+                return
             left = asyncio.ensure_future(_until_left(receive))
             try:
                 await self._host.enter(model, left)

@@ -22,6 +22,7 @@ from quire.server.service import LATEST, QueueFull, ServiceState, is_served, pat
 
 if TYPE_CHECKING:
     from quire.server.hosted.budget import Allotment, ModelSpec
+    from quire.server.ollama.models import Shown
 
 RETRY_S = 5  # when a model could not be loaded in time
 _LOG = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class HostedModel:
     load_s: float = 0.0  # how long the last load took
     num_loads: int = 0
     num_failures: int = 0
+    shown: Shown | None = None  # its description, once that was asked for while it was not loaded
     unload: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

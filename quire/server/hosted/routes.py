@@ -14,12 +14,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from quire.errors import QuireError
 from quire.server import admin
 from quire.server.admin import ModelCard, reply
+from quire.server.errors import HTTPRefusal
 from quire.server.hosted.host import Host, HostedModel
 from quire.server.hosted.metrics import HostMetrics
 from quire.server.metrics import CONTENT_TYPE
 from quire.server.ollama import models as ollama
+from quire.server.open_frontend import open_frontend
 from quire.server.openapi import describes, document
 from quire.server.service import LATEST
 
@@ -213,6 +216,28 @@ async def processes(request: Request) -> Response:
         for name, digest, details in _listed(one):
             found.append(ollama.Running(name, name, size, digest, details, expires, one.max_model_len))
     return reply(ollama.Processes(found))
+
+
+async def show_unloaded(model: HostedModel, name: str) -> Response:
+    """Describe a model that is not loaded, in Ollama's form, without loading it."""
+    if model.shown is None:
+        facts, spec = model.budget.facts, model.spec
+        try:
+            frontend, output_format = await asyncio.to_thread(
+                open_frontend,
+                spec.config,
+                spec.engine_config,
+                max_model_len=facts.max_model_len,
+                longest_context=facts.max_model_len,
+                sees=facts.sees,
+            )
+        except QuireError as error:
+            words = f"model {model.name!r} cannot be read: {error.message}"
+            raise HTTPRefusal(503, words, error.hint, code="model_load_failed") from None
+        weights = facts.quantization or "as stored"
+        model.shown = ollama.shown(model.name, frontend, output_format, weights, int(time.time()))
+    is_adapter = name.removesuffix(LATEST) in model.adapters and name not in model.names
+    return reply(ollama.named(model.shown, name, model.name if is_adapter else None))
 
 
 MAX_S = 1e9  # of an idle time that ends

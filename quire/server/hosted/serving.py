@@ -19,7 +19,8 @@ from quire.server.hosted.budget import Allotment, ModelSpec, budgets
 from quire.server.hosted.door import Door
 from quire.server.hosted.host import Host, HostedModel, Loaded
 from quire.server.hosted.metrics import HostMetrics
-from quire.server.hosted.routes import ROUTES, prepare
+from quire.server.hosted.routes import ROUTES, prepare, show_unloaded
+from quire.server.ollama import models as ollama
 from quire.server.openai import adapters
 from quire.server.page.static import StaticPage
 from quire.server.service import ServiceState
@@ -73,7 +74,7 @@ def open_models(
         changing = adapters.ROUTES if config.load_adapters else ()
         every = Starlette(routes=[*own, *routes_of(None), *passed, *changing], exception_handlers=HANDLERS)
         every.router.redirect_slashes = False
-        door = Door(host, own_app, own, passed, every, REFUSALS)
+        door = Door(host, own_app, own, passed, every, REFUSALS, {ollama.show: show_unloaded})
         secrets = (kept_secret(config, one.engine_config) for one in specs) if keys else ()
         secret = next((one for one in secrets if one is not None), None)
         open_paths = page.paths if page is not None else ()

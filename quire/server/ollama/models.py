@@ -22,6 +22,7 @@ from quire.server.ollama import answers
 from quire.server.openapi import describes
 from quire.server.request import read
 from quire.server.service import LATEST, ServiceState
+from quire.text.tools import OutputFormat
 
 # Release of Ollama whose interface this follows: clients require a minimum.
 API_VERSION = "0.12.11"
@@ -105,7 +106,7 @@ class Shown(Struct):
 async def tags(request: Request) -> Response:
     service: ServiceState = request.app.state.service
     started, size = datetime.fromtimestamp(service.created_s, UTC), _size(service)
-    can = _capabilities(service)
+    can = _capabilities(service.frontend, service.output_format)
     return reply(Tags([Tag(own[0], own[0], started, size, *own[1:], can) for own in _listed(service)]))
 
 
@@ -124,23 +125,26 @@ async def show(request: Request) -> Response:
     service: ServiceState = request.app.state.service
     asked, *_ = await read(request, ShowRequest, queued=False)
     name, adapter = service.check_name(asked.model or asked.name)
-    details, frontend = _details(service), service.frontend
-    made = [f"FROM {name}"]
-    if adapter:
-        made = [f"FROM {service.names[0]}", f"ADAPTER {name}"]
-        details = adapted(details, service.names[0])
-    parameters = [f"{name} {value}" for name, value in frontend.default_params.items()]
-    return reply(
-        Shown(
-            "\n".join([*made, *(f"PARAMETER {line}" for line in parameters)]),
-            "\n".join(parameters),
-            _insertion(frontend) + frontend.chat_template.templates.get("default", ""),
-            details,
-            _info(service),
-            _capabilities(service),
-            datetime.fromtimestamp(service.created_s, UTC),
-        )
-    )
+    own, frontend = service.names[0], service.frontend
+    found = shown(own, frontend, service.output_format, _weights(service), service.created_s)
+    return reply(named(found, name, own if adapter else None))
+
+
+def shown(own: str, frontend: Frontend, output_format: OutputFormat, weights: str, created_s: int) -> Shown:
+    """Describe a model, without paths; `named` adds the name under which it is asked for."""
+    parameters = "\n".join(f"{name} {value}" for name, value in frontend.default_params.items())
+    template = _insertion(frontend) + frontend.chat_template.templates.get("default", "")
+    created = datetime.fromtimestamp(created_s, UTC)
+    details, info = _details(frontend, weights), _info(own, frontend)
+    return Shown("", parameters, template, details, info, _capabilities(frontend, output_format), created)
+
+
+def named(found: Shown, name: str, model: str | None) -> Shown:
+    """Return the description under a name, which is that of an adapter of `model` if it is given."""
+    made = [f"FROM {name}"] if model is None else [f"FROM {model}", f"ADAPTER {name}"]
+    made += [f"PARAMETER {line}" for line in found.parameters.splitlines()]
+    details = found.details if model is None else adapted(found.details, model)
+    return structs.replace(found, modelfile="\n".join(made), details=details)
 
 
 @describes("Report the release of Ollama whose interface this server follows", reply=Version)
@@ -156,7 +160,7 @@ async def refuse(request: Request) -> Response:
 
 def _listed(service: ServiceState) -> Iterator[tuple[str, str, Details]]:
     """Yield the names of the model and of its adapters, each with its digest and details."""
-    own, details = service.names[0], _details(service)
+    own, details = service.names[0], _details(service.frontend, _weights(service))
     for name in service.names:
         yield tagged(name), digest_of(own, service.fingerprint), details
     for one in service.adapters.values():
@@ -173,18 +177,18 @@ def adapted(details: Details, model: str) -> Details:
     return structs.replace(details, parent_model=model)
 
 
-def _family(service: ServiceState) -> str:
-    return service.frontend.model.architecture.removesuffix("ForCausalLM").lower()
+def _family(frontend: Frontend) -> str:
+    return frontend.model.architecture.removesuffix("ForCausalLM").lower()
 
 
-def _num_parameters(service: ServiceState) -> int:
-    return sum(spec.size for spec in service.frontend.model.program.weights().values())
+def _num_parameters(frontend: Frontend) -> int:
+    return sum(spec.size for spec in frontend.model.program.weights().values())
 
 
 def _size(service: ServiceState) -> int:
     """Estimate the bytes of the weights: quantized ones with their scales, others as 16 bits."""
     bits = BITS_OF.get(_weights(service), 16)
-    return round(_num_parameters(service) * bits / 8)
+    return round(_num_parameters(service.frontend) * bits / 8)
 
 
 def _weights(service: ServiceState) -> str:
@@ -203,10 +207,10 @@ def details_of(facts: ModelFacts) -> Details:
     return Details(family, [family], size, weights, facts.max_model_len, facts.hidden_size)
 
 
-def _details(service: ServiceState) -> Details:
-    family, config = _family(service), service.frontend.model.config
-    max_model_len, size = service.frontend.max_model_len, _count(_num_parameters(service))
-    return Details(family, [family], size, _weights(service), max_model_len, config.hidden_size)
+def _details(frontend: Frontend, weights: str) -> Details:
+    family, size = _family(frontend), _count(_num_parameters(frontend))
+    hidden_size = frontend.model.config.hidden_size
+    return Details(family, [family], size, weights, frontend.max_model_len, hidden_size)
 
 
 def _count(num_parameters: int) -> str:
@@ -221,12 +225,11 @@ def capabilities_of(pooling: Pooling | None, sees: bool) -> list[str]:
     return ["embedding"] if pooling.task == "embed" else []
 
 
-def _capabilities(service: ServiceState) -> list[str]:
-    can = {"tools": service.output_format.tools, "thinking": service.output_format.reasoning}
+def _capabilities(frontend: Frontend, output_format: OutputFormat) -> list[str]:
+    can = {"tools": output_format.tools, "thinking": output_format.reasoning, "insert": frontend.infill}
     formats = [name for name, how in can.items() if how is not None]
-    formats += ["insert"] if service.frontend.infill is not None else []
-    pooling = service.frontend.model.pooling
-    return [*capabilities_of(pooling, service.frontend.sees), *(formats if pooling is None else ())]
+    pooling = frontend.model.pooling
+    return [*capabilities_of(pooling, frontend.sees), *(formats if pooling is None else ())]
 
 
 def _insertion(frontend: Frontend) -> str:
@@ -237,14 +240,13 @@ def _insertion(frontend: Frontend) -> str:
     return "{{- if .Suffix }}" + written + "{{- end }}"
 
 
-def _info(service: ServiceState) -> dict[str, Any]:
+def _info(name: str, frontend: Frontend) -> dict[str, Any]:
     """Return metadata under the keys of a GGUF file."""
-    config, family, frontend = service.frontend.model.config, _family(service), service.frontend
-    tokenizer = frontend.tokenizer
+    config, family, tokenizer = frontend.model.config, _family(frontend), frontend.tokenizer
     return {
         "general.architecture": family,
-        "general.basename": service.names[0],
-        "general.parameter_count": _num_parameters(service),
+        "general.basename": name,
+        "general.parameter_count": _num_parameters(frontend),
         f"{family}.context_length": frontend.max_model_len,
         f"{family}.embedding_length": config.hidden_size,
         f"{family}.block_count": config.num_hidden_layers,
