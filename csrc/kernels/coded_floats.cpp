@@ -2,7 +2,7 @@
 //
 // e4m3 and e5m2 become bfloat16 in registers, exactly, since they have fewer bits. Where the instruction set
 // multiplies pairs of bfloat16, activations are rounded to it, as for bf16 weights; elsewhere codes become
-// float32: with AVX2 by way of float16, in other sets they are looked up. Tables of floats are always looked
+// float32: with AVX2 by way of bfloat16, in other sets they are looked up. Tables of floats are always looked
 // up. The sum of a group of inputs is multiplied by its scale: acc = fma(sum, scale, acc).
 
 #include "coded_scales.h"
@@ -13,10 +13,6 @@
 namespace quire::QUIRE_ISA {
 
 namespace {
-
-// Times this, what widen_float8 returns is the numbers of the codes.
-template <Meaning Of>
-constexpr float kFloat8Unit = kParts == 2 && Of == Meaning::e4m3 ? 256.0f : 1.0f;
 
 #if defined(__AVX512BF16__)
 
@@ -84,25 +80,44 @@ using Float8Rows = int32_t;  // pairs of bfloat16
 constexpr int kFloat8Inputs = 2;
 #else
 
+#if QUIRE_PARTS == 2
+QUIRE_INLINE __m256i table_of_16(uint64_t first, uint64_t second) {
+  return _mm256_broadcastsi128_si256(_mm_set_epi64x((int64_t)second, (int64_t)first));
+}
+#endif
+
 // Converts the codes of 4 inputs and part `i` of the outputs to float32.
 template <Meaning Of>
 QUIRE_INLINE void widen_float8(const uint8_t* quad, int i, Part* values) {
 #if QUIRE_PARTS == 2
-  // Codes become the upper bytes of numbers of 16 bits: those of one input, then those of the next.
-  const __m256i codes = load_as<__m256i>(quad + i * 32);
-  const __m256i evens_and_odds =
-      _mm256_broadcastsi128_si256(_mm_set_epi8(7, -1, 5, -1, 3, -1, 1, -1, 6, -1, 4, -1, 2, -1, 0, -1));
-#pragma GCC unroll 2
-  for (int pair = 0; pair < 2; ++pair) {
-    const __m256i from = pair ? _mm256_unpackhi_epi64(codes, codes) : codes;
-    __m256i number = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(from, evens_and_odds), 0xd8);
-    if constexpr (Of == Meaning::e4m3) {  // its exponent has one bit less; NaN is refused when packed
-      const __m256i magnitude = _mm256_and_si256(_mm256_srli_epi16(number, 1), _mm256_set1_epi16(0x3f80));
-      number = _mm256_or_si256(magnitude, _mm256_and_si256(number, _mm256_set1_epi16((int16_t)0x8000)));
-    }
-    values[2 * pair] = (Part)_mm256_cvtph_ps(_mm256_castsi256_si128(number));
-    values[2 * pair + 1] = (Part)_mm256_cvtph_ps(_mm256_extracti128_si256(number, 1));
-  }
+  // As with AVX-512, but the lower byte of a bfloat16 is shifted out of the code, and the tables of small
+  // exponents hold what is to be added to either byte, nothing where they are not small.
+  constexpr bool kIsE4m3 = Of == Meaning::e4m3;
+  constexpr int kLow = kIsE4m3 ? 4 : 3;
+  const __m256i exponents = kIsE4m3 ? table_of_16(0x434241403f3e3d3c, 0xc3c2c1c0bfbebdbc)
+                                    : table_of_16(0x3f3e3d3c3b3a3938, 0x4746454443424140);
+  const __m256i more_exponent =
+      kIsE4m3 ? table_of_16(0x00000000ffffffc4, 0) : table_of_16(0, 0x000000000000ffc8);
+  const __m256i more_fraction =
+      kIsE4m3 ? table_of_16(0xf0e0d0c09060f000, 0) : table_of_16(0, 0x00000000e0c06000);
+  const __m256i codes = load_as<__m256i>(quad + i * 32), half = _mm256_set1_epi8(15);
+  const __m256i rest = _mm256_and_si256(codes, _mm256_set1_epi8((1 << kLow) - 1));
+  const __m256i upper = _mm256_and_si256(_mm256_srli_epi16(codes, kLow), half);
+  // Of an exponent that is not small the upper bit is set, for which a table gives 0.
+  const __m256i small =
+      _mm256_adds_epu8(_mm256_and_si256(codes, _mm256_set1_epi8(0x7f)), _mm256_set1_epi8(0x80 - (1 << kLow)));
+  __m256i high = _mm256_shuffle_epi8(exponents, upper);
+  if constexpr (!kIsE4m3)  // its sign is not among the upper four bits
+    high = _mm256_or_si256(high, _mm256_and_si256(codes, _mm256_set1_epi8((char)0x80)));
+  high = _mm256_add_epi8(high, _mm256_shuffle_epi8(more_exponent, small));
+  const __m256i low =
+      _mm256_add_epi8(_mm256_slli_epi16(rest, 8 - kLow), _mm256_shuffle_epi8(more_fraction, small));
+  const __m256i upper_half = _mm256_set1_epi32((int)0xffff0000);
+  const __m256i first = _mm256_unpacklo_epi8(low, high), second = _mm256_unpackhi_epi8(low, high);
+  values[0] = (Part)_mm256_slli_epi32(first, 16);
+  values[1] = (Part)_mm256_and_si256(first, upper_half);
+  values[2] = (Part)_mm256_slli_epi32(second, 16);
+  values[3] = (Part)_mm256_and_si256(second, upper_half);
 #else
   const float* const numbers = Of == Meaning::e4m3 ? kE4m3.of : kE5m2.of;
   for (int k = 0; k < 4; ++k)
@@ -191,7 +206,7 @@ QUIRE_INLINE void add_block(const Panels& w, const PartScales& block, const uint
       sum_float8<M, N, Of>(at, part, (const Float8Rows*)x + first / kFloat8Inputs * M, k, end, sum);
     }
     for (int i = 0; i < N; ++i) {
-      const Part scale = load_as<Part>(block.scales[k / group] + (part + i) * kPartLanes) * kFloat8Unit<Of>;
+      const Part scale = load_as<Part>(block.scales[k / group] + (part + i) * kPartLanes);
       for (int m = 0; m < M; ++m) total[m][i] = fma(sum[m][i], scale, total[m][i]);
     }
   }
