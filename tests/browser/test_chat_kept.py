@@ -77,6 +77,13 @@ def test_conversations_are_exported_and_imported(chat: Chat, tmp_path: Path) -> 
     expect(chat.root.locator(".about")).to_contain_text("system, temperature")
 
 
+def test_a_file_that_was_refused_is_chosen_again(chat: Chat, tmp_path: Path) -> None:
+    """Which a browser does not report while the choice still has it."""
+    take(chat, tmp_path / "talks.json", {"no": "conversations"})
+    expect(chat.root.get_by_role("alert")).to_contain_text("no conversations")
+    assert chat.root.locator("input[type=file]").evaluate("input => input.files.length") == 0
+
+
 def test_the_memory_of_an_exported_file_is_released(chat: Chat) -> None:
     chat.page.evaluate(COUNT_FILES)
     chat.ask("First?")

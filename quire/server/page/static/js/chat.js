@@ -63,10 +63,12 @@ function Talks({ onDone }) {
   const [error, setError] = useState(null);
   const [sure, setSure] = useState(null);
   const has = (text) => text.toLowerCase().includes(words.trim().toLowerCase());
-  const take = ({ target }) =>
+  const take = ({ target }) => {
     store
       .importFile(target.files[0])
       .then(onDone, () => setError({ message: "This file has no conversations that were exported here." }));
+    target.value = ""; // the same file may be chosen again
+  };
   const found = book.all.filter((talk) => has(talk.title) || talk.nodes.some((node) => has(node.content)));
   const choose = (talk) => {
     show(talk);
