@@ -165,6 +165,7 @@ def test_ollama_describes_a_model_without_loading_it(client: httpx.Client) -> No
     assert states(client)["two"] == "unloaded"
     unloaded = [shown(name) for name in ("two", "second:latest")]
     assert states(client)["two"] == "unloaded"
+    assert '"/api/show"' in client.get("/metrics").text
     assert ask(client, "two", 1).status_code == 200
     loaded = [shown(name) for name in ("two", "second:latest")]
     for one in (*unloaded, *loaded):

@@ -74,15 +74,14 @@ class Door:
             await self._own(scope, receive, send)
             return
         route = next((one for one in self._every.routes if one.matches(scope)[0] is Match.FULL), None)
-        endpoint = getattr(route, "endpoint", None)
-        if route is None or endpoint in self._refusals:
+        if not isinstance(route, Route) or route.endpoint in self._refusals:
             await self._every(scope, receive, send)  # a model is not loaded for that
             return
         try:
             if scope["method"] in SAFE_METHODS:
                 app = self._loaded(scope)
             else:
-                await self._pass_in(scope, receive, send, self._unloaded.get(endpoint))
+                await self._pass_in(scope, receive, send, route)
                 return
         except QuireError as error:
             scope["state"]["shed"] = isinstance(error, QueueFull)
@@ -100,7 +99,7 @@ class Door:
             raise Overloaded(words, "send a request to the model, which loads it", DRAIN_RETRY_S)
         return model.app
 
-    async def _pass_in(self, scope: Scope, receive: Receive, send: Send, unloaded: Answer | None) -> None:
+    async def _pass_in(self, scope: Scope, receive: Receive, send: Send, route: Route) -> None:
         """Pass on a request when its model is loaded, or without it. Raises QuireError before that."""
         if self._host.refusing:
             raise Overloaded("the server is shutting down", "ask again", DRAIN_RETRY_S)
@@ -112,8 +111,9 @@ class Door:
             name = _name(asked)
             keep_s = _seconds(asked.keep_alive) if scope["path"].startswith("/api/") else None
             model = self._host.find(_queried(scope) if name is None else name)
-            if unloaded is not None and model.app is None:
+            if model.app is None and (unloaded := self._unloaded.get(route.endpoint)) is not None:
                 answer = await unloaded(model, name or model.name)
+                scope.update(route.matches(scope)[1])  # for the log and the metrics
                 await answer(scope, receive, send)
                 return
             left = asyncio.ensure_future(_until_left(receive))
