@@ -145,54 +145,94 @@ using Float8Rows = float;
 constexpr int kFloat8Inputs = 1;
 #endif
 
-// Returns the numbers of codes: the low 4 bits of each lane.
-QUIRE_INLINE Part look_up_floats(const float* table, PartU codes) {
+// A table of 16 floats. With AVX2 it is one of bytes for each byte of a float: looking up four bytes and joining
+// them takes less than choosing among sixteen floats.
+struct FloatTable {
 #if QUIRE_PARTS == 2
-  const __m256i at = (__m256i)codes;
-  const __m256 low = _mm256_permutevar8x32_ps(load_as<__m256>(table), at);
-  const __m256 high = _mm256_permutevar8x32_ps(load_as<__m256>(table + 8), at);
-  return (Part)_mm256_blendv_ps(low, high, (__m256)(codes << 28));
-#elif defined(__AVX512F__)
-  return (F)_mm512_permutexvar_ps((__m512i)codes, (__m512)load(table));
+  __m256i bytes[4];
 #else
-  Part out;
-  for (int i = 0; i < kPartLanes; ++i) out[i] = table[codes[i] & 15];
-  return out;
+  const float* numbers;
+#endif
+};
+
+QUIRE_INLINE FloatTable float_table(const float* numbers) {
+#if QUIRE_PARTS == 2
+  FloatTable table;
+  for (int byte = 0; byte < 4; ++byte) {
+    uint8_t own[16];
+    for (int i = 0; i < 16; ++i) own[i] = ((const uint8_t*)(numbers + i))[byte];
+    table.bytes[byte] = _mm256_broadcastsi128_si256(load_as<__m128i>(own));
+  }
+  return table;
+#else
+  return {numbers};
 #endif
 }
 
-// Sums inputs [begin, end) of a block, at most eight of which are in the same 64 bytes.
-template <int M, int N>
-QUIRE_INLINE void sum_eight(const float* table, const uint8_t* at, int part, const float* x, int64_t begin,
-                            int64_t end, Part (*sum)[N]) {
-  PartU eight[N];
-  __builtin_memcpy(eight, at + begin / 8 * 64 + part * 4 * kPartLanes, sizeof(eight));
-#pragma GCC unroll 8
-  for (int j = 0; j < 8; ++j) {
-    const int64_t k = begin / 8 * 8 + j;
-    if (k < begin || k >= end) continue;
-    Part values[N];
-    for (int i = 0; i < N; ++i) values[i] = look_up_floats(table, eight[i] >> (8 * (j % 4) + j / 4 * 4));
-    for (int m = 0; m < M; ++m) {
-      const Part own = splat_part(x[k * M + m]);
-      for (int i = 0; i < N; ++i) sum[m][i] = fma(values[i], own, sum[m][i]);
-    }
+// Looks up the codes of inputs 4 h to 4 h + 3 of eight, whose bytes `codes` has for each lane.
+QUIRE_INLINE void look_up_four(const FloatTable& table, PartU codes, int h, Part* values) {
+#if QUIRE_PARTS == 2
+  const __m256i by_input =  // four outputs of each
+      _mm256_broadcastsi128_si256(_mm_set_epi8(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0));
+  const __m256i both = _mm256_shuffle_epi8((__m256i)codes, by_input);
+  const __m256i at = _mm256_and_si256(h ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
+  __m256i bytes[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) bytes[i] = _mm256_shuffle_epi8(table.bytes[i], at);
+  const __m256i low[2] = {_mm256_unpacklo_epi8(bytes[0], bytes[1]), _mm256_unpackhi_epi8(bytes[0], bytes[1])};
+  const __m256i high[2] = {_mm256_unpacklo_epi8(bytes[2], bytes[3]),
+                           _mm256_unpackhi_epi8(bytes[2], bytes[3])};
+#pragma GCC unroll 2
+  for (int pair = 0; pair < 2; ++pair) {
+    values[2 * pair] = (Part)_mm256_unpacklo_epi16(low[pair], high[pair]);
+    values[2 * pair + 1] = (Part)_mm256_unpackhi_epi16(low[pair], high[pair]);
   }
+#else
+  for (int j = 0; j < 4; ++j) {
+    const PartU own = codes >> (8 * j + 4 * h);
+#if defined(__AVX512F__)
+    values[j] = (F)_mm512_permutexvar_ps((__m512i)own, (__m512)load(table.numbers));
+#else
+    for (int i = 0; i < kPartLanes; ++i) values[j][i] = table.numbers[own[i] & 15];
+#endif
+  }
+#endif
+}
+
+// Sums inputs [begin, end) of a block, some or, if `Whole`, all of the eight that are in the same 64 bytes.
+template <int M, int N, bool Whole>
+QUIRE_INLINE void sum_eight(const FloatTable& table, const uint8_t* at, int part, const float* x,
+                            int64_t begin, int64_t end, Part (*sum)[N]) {
+  const int64_t first = begin / 8 * 8;
+#pragma GCC unroll 2
+  for (int h = 0; h < 2; ++h)
+#pragma GCC unroll 2
+    for (int i = 0; i < N; ++i) {
+      Part values[4];
+      look_up_four(table, load_as<PartU>(at + first * 8 + (part + i) * 4 * kPartLanes), h, values);
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        const int64_t k = first + 4 * h + j;
+        if (!Whole && (k < begin || k >= end)) continue;
+        for (int m = 0; m < M; ++m) sum[m][i] = fma(values[j], splat_part(x[k * M + m]), sum[m][i]);
+      }
+    }
 }
 
 template <int M, int N>
-QUIRE_INLINE void sum_floats(const float* table, const uint8_t* at, int part, const float* x, int64_t begin,
-                             int64_t end, Part (*sum)[N]) {
-  for (int64_t k = begin; k < end; k += 8)
-    sum_eight<M, N>(table, at, part, x, k, k + 8 < end ? k + 8 : end, sum);
+QUIRE_INLINE void sum_floats(const FloatTable& table, const uint8_t* at, int part, const float* x,
+                             int64_t begin, int64_t end, Part (*sum)[N]) {
+  int64_t k = begin;
+  for (; k % 8 == 0 && k + 8 <= end; k += 8) sum_eight<M, N, true>(table, at, part, x, k, k + 8, sum);
+  if (k < end) sum_eight<M, N, false>(table, at, part, x, k, end, sum);
 }
 
 // Adds `inputs` inputs, from input `first` on, of the rows `x` to `total`: of N parts of the outputs, from
 // `part` on. `at` are their codes, fetched `ahead` of use if it is given.
 template <int M, int N, Meaning Of>
-QUIRE_INLINE void add_block(const Panels& w, const PartScales& block, const uint8_t* at, int part,
-                            const uint8_t* x, int64_t first, int64_t inputs, const PanelPrefetch* ahead,
-                            Part (*total)[N]) {
+QUIRE_INLINE void add_block(const Panels& w, const FloatTable& table, const PartScales& block,
+                            const uint8_t* at, int part, const uint8_t* x, int64_t first, int64_t inputs,
+                            const PanelPrefetch* ahead, Part (*total)[N]) {
   const int64_t group = w.coding.group, unit = w.coding.unit_bytes();
   for (int64_t k = 0; k < inputs; k += group) {
     const int64_t end = inputs - k < group ? inputs : k + group;
@@ -201,7 +241,7 @@ QUIRE_INLINE void add_block(const Panels& w, const PartScales& block, const uint
         ahead->at<M>(at, i);
     Part sum[M][N]{};
     if constexpr (Of == Meaning::floats) {
-      sum_floats<M, N>(w.table, at, part, (const float*)x + first * M, k, end, sum);
+      sum_floats<M, N>(table, at, part, (const float*)x + first * M, k, end, sum);
     } else {
       sum_float8<M, N, Of>(at, part, (const Float8Rows*)x + first / kFloat8Inputs * M, k, end, sum);
     }
@@ -220,13 +260,14 @@ void tile_of(const Panels& w, int64_t panel, const uint8_t* x, const PanelPrefet
   const int64_t header = c.header_bytes();
   Part total[kParts / N][M][N]{};
   PartScales block;
+  const FloatTable table = Of == Meaning::floats ? float_table(w.table) : FloatTable{};
   for (int64_t first = 0; first < w.inputs; first += kCodedBlock) {
     const int64_t inputs = w.inputs - first < kCodedBlock ? w.inputs - first : kCodedBlock;
     for (int64_t i = 0; i < header; i += 64) ahead.at<M>(at, i);
     unpack_scales(c, at, block);
     at += header;
     for (int i = 0; i < kParts; i += N)
-      add_block<M, N, Of>(w, block, at, i, x, first, inputs, i ? nullptr : &ahead, total[i / N]);
+      add_block<M, N, Of>(w, table, block, at, i, x, first, inputs, i ? nullptr : &ahead, total[i / N]);
     at += ceil_div(inputs, kCodedUnit) * c.unit_bytes();
   }
   for (int m = 0; m < M; ++m)

@@ -250,7 +250,7 @@ ROOMS = (
     ),
     Room("rest", 2_585, "LLM and AsyncLLM, configuration, memory planning, also of draft models", ("",)),
 )
-NATIVE_LINES = 15_425  # of C++, every line counted: also recurrences, latents, images, ARM, NUMA nodes
+NATIVE_LINES = 15_465  # of C++, every line counted: also recurrences, latents, images, ARM, NUMA nodes
 FILE_LINES = 400  # every line counted, as in an editor
 FUNCTION_LINES = 60
 KERNEL_LINES = 100  # of a Triton kernel, whose parameters alone take a third
