@@ -215,6 +215,7 @@ BAILING2: Defaults = {
     "moe_intermediate_size": 512,
     "routed_scaling_factor": 2.5,
 }
+DECI: Defaults = {**LLAMA, "block_configs": None}
 EXAONE: Defaults = {
     **PLAIN,
     "vocab_size": 102400,

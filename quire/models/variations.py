@@ -7,6 +7,7 @@ from quire.models.afmoe import afmoe
 from quire.models.bailing import bailing, bailing2
 from quire.models.bitnet import bitnet
 from quire.models.cohere2 import cohere
+from quire.models.deci import deci
 from quire.models.deepseek import youtu
 from quire.models.family import Family
 from quire.models.glm4 import glm
@@ -78,6 +79,9 @@ VARIATIONS: dict[str, Family] = {
         spelled=_OF_BAILING,
         only={"score_function": ("sigmoid",), "moe_router_enable_expert_bias": (True,)},
         left_out=later_layers,
+    ),
+    "DeciLMForCausalLM": Family(
+        deci, defaults_variations.DECI, only={"position_embedding_type": ("rope", None)}
     ),
     "ExaoneForCausalLM": Family(exaone, defaults_variations.EXAONE, spelled=EXAONE),
     "InternLM2ForCausalLM": Family(internlm2, defaults_variations.INTERNLM2),

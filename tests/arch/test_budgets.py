@@ -46,7 +46,7 @@ ROOMS = (
     ),
     Room(
         "variations",
-        1_365,
+        1_425,
         "families that vary others: each could be deleted with its line in recent.py or variations.py",
         (
             "models/recent.py",
@@ -57,7 +57,7 @@ ROOMS = (
             *(f"models/{name}.py" for name in ("gpt_neox", "hy_v3", "lfm3", "mellum", "mimo_v2")),
             *(f"models/{name}.py" for name in ("bitnet", "granite_variations", "kimi_linear", "nemotron")),
             *(f"models/{name}.py" for name in ("bailing", "llama_renamed", "olmo", "olmo_hybrid", "phi")),
-            "models/sparse_latent.py",
+            *(f"models/{name}.py" for name in ("deci", "sparse_latent")),
         ),
     ),
     Room(
@@ -160,7 +160,7 @@ ROOMS = (
     ),
     Room(
         "gguf",
-        3_175,
+        3_205,
         "GGUF files: container, blocks, configuration, tokenizers, pooling: could be deleted, with its lines "
         "in weights/hub.py",
         ("weights/gguf",),

@@ -43,7 +43,7 @@ FOLDERS = {
 MADE = {"hunyuan_moe": "hunyuan-moe", "minicpm": "minicpm", "phimoe": "phimoe", "stablelm": "stablelm"}
 MADE |= {"kimi_linear": "kimi-linear", "bailing2": "bailingmoe2", "exaone3": "exaone"}
 MADE |= {"deepseek_v32": "deepseek32", "glm_moe_dsa": "glm-dsa"}
-MADE |= {"phi": "phi2", "nemotron": "nemotron"}
+MADE |= {"phi": "phi2", "nemotron": "nemotron", "deci": "deci"}
 MADE |= {"arcee": "arcee", "cohere": "command-r", "granite_moe_shared": "granitemoe", "olmo": "olmo"}
 
 NAMES = {
@@ -121,6 +121,7 @@ LAST = {
     "c_fc_1": "ffn_up",
     "c_proj": "ffn_down",
     "dense": "attn_output",
+    "linear_attn": "attn_output",
     "wq_b": "indexer.attn_q_b",
     "wk": "indexer.attn_k",
     "weights_proj": "indexer.proj",
@@ -154,7 +155,7 @@ STATES = {
     "conv1d": "ssm_conv1d",
     "norm": "ssm_norm",
 }
-PAIRED = ("granitehybrid", "nemotron_h_moe", "minicpm", "arcee", "granitemoe", "olmo")
+PAIRED = ("deci", "granitehybrid", "nemotron_h_moe", "minicpm", "arcee", "granitemoe", "olmo")
 WHOLE = {
     "layer_scalar": "layer_output_scale.weight",
     "router.scale": "ffn_gate_inp.scale",
@@ -284,6 +285,7 @@ def _one(
         array = _tiled(config, part, array)
     if architecture in PAIRED and part in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
+        heads = len(array) // config["head_dim"] if architecture == "deci" else heads
         array = array.reshape(heads, 2, -1, array.shape[-1]).swapaxes(1, 2).reshape(array.shape)
     if architecture == "falcon-h1":
         array = array * _multiplied(config, part, array)

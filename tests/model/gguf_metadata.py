@@ -60,6 +60,7 @@ def metadata_of(architecture: str, config: Config, later: int) -> dict[str, Any]
         "bailingmoe2": _bailing,
         "ernie4_5-moe": _ernie,
         "hunyuan-moe": _hunyuan,
+        "deci": _deci,
         "deepseek32": _sparse,
         "glm-dsa": _sparse,
         "kimi-linear": _kimi,
@@ -92,6 +93,19 @@ def _bailing(config: Config) -> dict[str, Any]:
         "expert_shared_count": config["num_shared_experts"],
         "expert_weights_scale": 2.5,
         "expert_gating_func": 2,
+    }
+
+
+def _deci(config: Config) -> dict[str, Any]:
+    """Heads and widths of each layer, 0 for what it lacks, whose keys are 0 in one that is one matrix."""
+    heads, parts = config["num_attention_heads"], config["block_configs"]
+    attention = [part["attention"] for part in parts]
+    widths = [2 * part["ffn"].get("ffn_mult", 0) * config["hidden_size"] / 3 for part in parts]
+    return {
+        "attention.head_count": [0 if part.get("no_op") else heads for part in attention],
+        "attention.head_count_kv": [heads // part.get("n_heads_in_group", heads + 1) for part in attention],
+        "feed_forward_length": [256 * int(np.ceil(width / 256)) for width in widths],
+        "rope.dimension_count": config["head_dim"],
     }
 
 

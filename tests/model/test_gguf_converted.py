@@ -84,6 +84,16 @@ STATED: dict[str, tuple[dict[str, Any], ...]] = {
         {"rope_scaling": None, "layer_norm_epsilon": 1e-6, "tie_word_embeddings": tied}
         for tied in (False, True)
     ),
+    "deci": (
+        {
+            "block_configs": [
+                {"attention": {"n_heads_in_group": 4}, "ffn": {"ffn_mult": 2.0}},
+                {"attention": {"no_op": True}, "ffn": {"ffn_mult": 24.5}},
+                {"attention": {"replace_with_linear": True}, "ffn": {"ffn_mult": 2.0}},
+                {"attention": {"n_heads_in_group": 2}, "ffn": {"no_op": True}},
+            ]
+        },
+    ),
     "phi": ({"qk_layernorm": False, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},),
     "nemotron": (
         {"norm_eps": 1e-5, "partial_rotary_factor": 0.5, "mlp_bias": False},

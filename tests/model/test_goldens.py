@@ -111,7 +111,7 @@ def test_every_checkpoint_and_architecture_is_tested(shared_data: Path) -> None:
         *("Gemma4UnifiedForConditionalGeneration", "Llama4ForConditionalGeneration"),
         *("SeedOssForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM", "StableLmForCausalLM"),
         *("ApertusForCausalLM", "MiniCPMForCausalLM"),
-        *("BailingMoeForCausalLM", "BailingMoeV2ForCausalLM", "ExaoneForCausalLM"),
+        *("BailingMoeForCausalLM", "BailingMoeV2ForCausalLM", "ExaoneForCausalLM", "DeciLMForCausalLM"),
         *("InternLM2ForCausalLM", "InternLM3ForCausalLM"),
         *("MellumForCausalLM", "GlmForCausalLM", "ArceeForCausalLM", "CwmForCausalLM"),
         *("BitNetForCausalLM", "MinistralForCausalLM", "HeliumForCausalLM", "Jais2ForCausalLM"),

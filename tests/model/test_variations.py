@@ -26,6 +26,13 @@ def bases(name: str, **changes: Any) -> list[float]:
     return [op.rope.theta for op in program(name, **changes) if isinstance(op, Rotary)][::2]
 
 
+def of_deci(**changes: Any) -> dict[str, Any]:
+    """The block_configs of four layers whose parts state this."""
+    stated = {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.0}}
+    parts = {name: {**part, **changes} for name, part in stated.items()}
+    return {"block_configs": [parts] * 4}
+
+
 def test_window_layers() -> None:
     assert windows("cwm", num_hidden_layers=5) == [None, 20, 20, 20, None]
     assert windows("granite_swa", num_hidden_layers=5, layer_rope_theta=None) == [None, 20, 20, 20, None]
@@ -56,6 +63,14 @@ def test_ropes() -> None:
         ("granite_swa", {"layer_rope_theta": [0, 500.0, -1]}, "layer_rope_theta"),
         ("mellum", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters"),
         ("mellum", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types"),
+        ("deci", {"block_configs": None}, "block_configs"),
+        ("deci", {"num_hidden_layers": 3}, "block_configs"),
+        ("deci", {"block_configs": [{}] * 4}, "no attention of layer 0"),
+        ("deci", of_deci(window_length=64), "window_length"),
+        ("deci", of_deci(n_heads_in_group=3), "n_heads_in_group"),
+        ("deci", of_deci(n_heads_in_group=None), "n_heads_in_group"),
+        ("deci", of_deci(ffn_mult=None), "ffn_mult"),
+        ("deci", {"position_embedding_type": "mistral_yarn"}, "position_embedding_type"),
     ],
     ids=str,
 )

@@ -638,6 +638,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "first_k_dense_replace": 1,
     },
+    "deci": {
+        "architectures": ["DeciLMForCausalLM"],
+        **_SIZES,
+        "num_hidden_layers": 4,
+        "block_configs": [
+            {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.0}},
+            {"attention": {"no_op": True}, "ffn": {"replace_with_linear": True}},
+            {"attention": {"replace_with_linear": True}, "ffn": {"ffn_mult": 24.0}},
+            {"attention": {"n_heads_in_group": 4}, "ffn": {"no_op": True}},
+        ],
+    },
     "exaone3": {"architectures": ["ExaoneForCausalLM"], **_SIZES, "num_layers": 2, "rope_scaling": _LLAMA3},
     "internlm2": {"architectures": ["InternLM2ForCausalLM"], **_SIZES, "bias": True},
     "internlm3": {"architectures": ["InternLM3ForCausalLM"], **_SIZES},

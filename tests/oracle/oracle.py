@@ -32,6 +32,7 @@ WITHOUT_CLASS = (
     "MiniCPM",
     "BailingMoe",
     "BailingMoeV2",
+    "DeciLM",
     "Exaone",
     "InternLM2",
     "InternLM3",

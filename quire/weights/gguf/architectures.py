@@ -16,7 +16,8 @@ class Architecture:
     `paired`: rows of queries and keys are in pairs, where the model rotates halves. `halved`: they are in
     halves, where the model rotates pairs, in files that state sections of positions. `one_plus`: norms are
     stored plus one. `layers` is the module of the layers, `prediction` that of layers after the last, if they
-    have one of their own, and `predicting` are names of tensors in those alone. `transposed` are modules that
+    have one of their own, and `predicting` are names of tensors in those alone, `without_keys`
+    in layers that have no heads of keys. `transposed` are modules that
     config.json's world stores [in, out], `bare` those whose tensor has no suffix there, with the name of
     their bias. `alternating`: of a gate and what it multiplies in one matrix, rows alternate.
     `tiled_values`: value heads of delta nets are in another order than their keys. `changes` are those of
@@ -31,6 +32,7 @@ class Architecture:
     layers: str = "model.layers"
     prediction: str = ""
     predicting: Mapping[str, str] = field(default_factory=dict)
+    without_keys: Mapping[str, str] = field(default_factory=dict)
     transposed: frozenset[str] = frozenset()
     bare: Mapping[str, str] = field(default_factory=dict)
     alternating: bool = False
@@ -68,6 +70,9 @@ _NEMOTRON = "NemotronHForCausalLM"
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", paired=True),
     "internlm2": Architecture("LlamaForCausalLM", paired=True),
+    "deci": Architecture(
+        "DeciLMForCausalLM", paired=True, without_keys={"attn_output": "self_attn.linear_attn"}
+    ),
     "llama4": Architecture("Llama4ForCausalLM", tables.LLAMA4),
     "mistral3": Architecture("Ministral3ForCausalLM", paired=True),
     "qwen2": Architecture("Qwen2ForCausalLM"),

@@ -25,6 +25,7 @@ from quire.weights.gguf.architectures import (
     OLMO3,
     Architecture,
 )
+from quire.weights.gguf.config_deci import deci
 from quire.weights.gguf.config_gemma import window
 from quire.weights.gguf.config_latent import scores_are_sigmoids
 from quire.weights.gguf.container import GgufFile
@@ -41,7 +42,7 @@ _NO_MODELS = {
 # Architectures whose layers differ in what they have, those whose layers all have experts, and those whose
 # families check heads themselves
 _NEMOTRON = ("nemotron_h", "nemotron_h_moe")
-_BY_LAYER = ("gemma3n", "gemma4", "kimi-linear", "lfm2", "lfm2moe", "granitehybrid", *_NEMOTRON)
+_BY_LAYER = ("deci", "gemma3n", "gemma4", "kimi-linear", "lfm2", "lfm2moe", "granitehybrid", *_NEMOTRON)
 _ONLY_EXPERTS = ("qwen35moe",)
 _OWN_HEADS = ("gemma4", "deepseek2", "deepseek32", "glm-dsa", "kimi-linear", "minicpm3", *_NEMOTRON)
 _ROTATE_PART = (
@@ -364,6 +365,7 @@ _OWN: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "Qwen2MoeForCausalLM": _qwen2_moe,
     "MiniMaxM2ForCausalLM": _minimax_m2,
     "Olmo3ForCausalLM": window,
+    "DeciLMForCausalLM": deci,
     "ExaoneForCausalLM": _exaone,
     "Exaone4ForCausalLM": _exaone4,
     "GptOssForCausalLM": _gpt_oss,

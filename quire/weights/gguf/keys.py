@@ -73,10 +73,15 @@ class Keys:
         return self.largest("attention.head_count")
 
     @property
-    def kv_heads(self) -> int:
-        """The number of heads of keys, in layers with attention."""
+    def kv_heads_of_layers(self) -> list[int]:
+        """The number of heads of keys of each layer; 0 for one without attention."""
         stated = self.value("attention.head_count_kv") is not None
-        return self.largest("attention.head_count_kv") if stated else self.heads
+        return self.of_layers("attention.head_count_kv" if stated else "attention.head_count")
+
+    @property
+    def kv_heads(self) -> int:
+        """The same of layers with attention, the largest."""
+        return max(self.kv_heads_of_layers)
 
     def has(self, part: str) -> bool:
         """Return True if a layer has this tensor."""

@@ -27,22 +27,28 @@ _PREDICTION = "mtp."  # names of a prediction layer in config.json's world
 class Sizes:
     """The sizes of a model that names and orders of its tensors depend on.
 
-    `layers` without prediction layers. `pairs` is the order of queries and keys in a head, None if it is that
-    of the model. `values` is the order of the value heads of delta nets, None if it is that of their keys;
-    `keys_width` are the queries and keys of all heads before them.
+    `layers` without prediction layers; `kv_heads` of each, 0 for one without attention. `pairs` is the order
+    of queries and keys in a head, None if it is that of the model. `values` is the order of the value heads
+    of delta nets, None if it is that of their keys; `keys_width` are the queries and keys of all heads before
+    them.
     """
 
     layers: int
     heads: int
-    kv_heads: int
+    kv_heads: tuple[int, ...]
     pairs: Order | None = None
     values: Order | None = None
     keys_width: int = 0
 
+    def kv_heads_of(self, layer: int | None) -> int:
+        """Return the heads of keys of a layer; the most that any has for one that states none."""
+        own = self.kv_heads[layer] if layer is not None and layer < self.layers else 0
+        return own or max(*self.kv_heads, 1)
+
 
 def sizes_of(keys: Keys, architecture: Architecture) -> Sizes:
     """Return the sizes of the model in a file."""
-    plain = Sizes(keys.layers, keys.heads, keys.kv_heads)
+    plain = Sizes(keys.layers, keys.heads, tuple(keys.kv_heads_of_layers))
     if architecture.halved and keys.value("rope.dimension_sections") is not None:
         return replace(plain, pairs=Order(keys.rotated // 2, rest=keys.head_dim - keys.rotated))
     if not architecture.tiled_values:
@@ -77,6 +83,8 @@ def naming_of(architecture: Architecture, sizes: Sizes, name: str) -> Naming | N
     table = {**PLAIN_NAMES, **architecture.own}
     if layer is not None and layer >= sizes.layers:
         table |= architecture.predicting
+    elif layer is not None and not sizes.kv_heads[layer]:
+        table |= architecture.without_keys
     if (looked_up := _looked_up(table, architecture, rest)) is None:
         return None
     whole, part, expert = looked_up
@@ -91,7 +99,7 @@ def naming_of(architecture: Architecture, sizes: Sizes, name: str) -> Naming | N
         whole = f"{architecture.layers}.{layer}.{whole}"
     if expert is not None:
         whole = whole.replace("*", expert)
-    return Naming(whole, _change(architecture, sizes, rest, part), "*" in whole)
+    return Naming(whole, _change(architecture, sizes, layer, rest, part), "*" in whole)
 
 
 def _looked_up(
@@ -113,12 +121,12 @@ def _looked_up(
     return whole, part, None if expert is None else str(int(expert))
 
 
-def _change(architecture: Architecture, sizes: Sizes, rest: str, part: str) -> Alteration:
+def _change(architecture: Architecture, sizes: Sizes, layer: int | None, rest: str, part: str) -> Alteration:
     """Return how a tensor differs from the one that the model needs."""
     change, is_weight = architecture.changes.get(rest, PLAIN), rest.endswith(".weight")
     pairs = Order(2) if architecture.paired else sizes.pairs
     if pairs is not None and part in ("attn_q", "attn_k"):
-        heads = sizes.heads if part == "attn_q" else sizes.kv_heads
+        heads = sizes.heads if part == "attn_q" else sizes.kv_heads_of(layer)
         change = replace(change, rows=replace(pairs, outer=heads))
     if architecture.one_plus and part.endswith("norm") and part != "ssm_norm" and is_weight:
         change = replace(change, numbers="plus one")
