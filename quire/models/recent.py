@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from quire.models import cohere2_moe, defaults_latent, defaults_recent, kimi_linear, mimo_v2, olmo_hybrid
+from quire.models.bailing import bailing2
 from quire.models.bamba import bamba
 from quire.models.config import LINEAR
+from quire.models.deepseek import deepseek_v3
 from quire.models.dots1 import dots1, solar_open
 from quire.models.exaone_moe import exaone_moe
 from quire.models.family import Family
@@ -25,6 +27,7 @@ _OF_KIMI = {
     "n_shared_experts": "num_shared_experts",
 }
 
+_OF_SARVAM = {"num_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
 _AS_V3 = {"moe_layer_freq": (1,), "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)}
 
 RECENT: dict[str, Family] = {
@@ -103,6 +106,22 @@ RECENT: dict[str, Family] = {
         only={**_AS_V3, "rope_interleave": (True,), "indexer_rope_interleave": (True,)},
         left_out=later_layers,
         prediction=mtp_glm_dsa,
+    ),
+    "SarvamMoEForCausalLM": Family(
+        bailing2,
+        defaults_recent.SARVAM_MOE,
+        spelled={**_ROUTED, "use_qkv_bias": "attention_bias"},
+        older={**_OF_SARVAM, "use_qkv_bias": "use_qkv_bias"},
+        only={"score_function": ("sigmoid",), "use_bias": (False, None)},
+        left_out=later_layers,
+    ),
+    "SarvamMLAForCausalLM": Family(
+        deepseek_v3,
+        defaults_recent.SARVAM_MLA,
+        spelled=_ROUTED,
+        older=_OF_SARVAM,
+        only=_AS_V3,
+        left_out=later_layers,
     ),
     "OlmoHybridForCausalLM": Family(
         olmo_hybrid.olmo_hybrid,

@@ -158,6 +158,7 @@ def rope_from_config(
     """Read a checkpoint's rope_scaling (or rope_parameters) in any of its spellings."""
     scaling = scaling or {}
     rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
+    rope_type = "yarn" if rope_type == "deepseek_yarn" else rope_type  # as Sarvam's models state it
     if rope_type not in ROPE_TYPES:
         raise ConfigError(f"unknown rope scaling {quoted(rope_type)}", f"known: {', '.join(ROPE_TYPES)}")
     for name, between in _RANGES.items():

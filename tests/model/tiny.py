@@ -638,6 +638,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "first_k_dense_replace": 1,
     },
+    "sarvam_moe": {
+        "architectures": ["SarvamMoEForCausalLM"],
+        **_SIZES,
+        **_ROUTED,
+        "attention_bias": True,
+        "first_k_dense_replace": 1,
+    },
+    "sarvam_mla": {
+        "architectures": ["SarvamMLAForCausalLM"],
+        **_LATENT,
+        "q_lora_rank": None,
+        "first_k_dense_replace": 1,
+        "rope_scaling": {**_YARN, "rope_type": None, "type": "deepseek_yarn", "mscale_all_dim": 1.3},
+    },
     "deci": {
         "architectures": ["DeciLMForCausalLM"],
         **_SIZES,

@@ -38,6 +38,8 @@ WITHOUT_CLASS = (
     "InternLM3",
 )  # transformers has none: only the code that is published with checkpoints
 OF_TEXT = ("Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
+# Configurations of their own, whose models are those of another class
+OF_OTHERS = {"SarvamMLA": "DeepseekV3", "SarvamMoE": "Glm4Moe"}
 _CONFIGS = {kind: f"{kind}TextConfig" for kind in OF_TEXT}
 _MODELS = {"GPT2": "GPT2LMHeadModel", **{kind: f"{kind}ForConditionalGeneration" for kind in COMPOSITE}}
 
@@ -51,7 +53,7 @@ def config_class(kind: str) -> Any:
 
 
 def model_class(kind: str) -> Any:
-    return getattr(transformers, architecture(kind))
+    return getattr(transformers, architecture(OF_OTHERS.get(kind, kind)))
 
 
 def token_ids(vocab_size: int) -> np.ndarray:

@@ -429,6 +429,21 @@ OF_CLASS: dict[str, dict[str, list[Any]]] = {
         "num_shared_experts": [ABSENT, 1, 3],
         "pad_token_id": [None, 0],
     },
+    "SarvamMoE": _OF_TWO,
+    "SarvamMLA": {
+        **_OF_TWO,
+        "rope_scaling": [
+            ABSENT,
+            None,
+            {"rope_type": "linear", "factor": 3.0},
+            {
+                "type": "deepseek_yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "mscale_all_dim": 1.3,
+            },
+        ],
+    },
     "OlmoHybrid": {
         "layer_types": [ABSENT, None, [_LINEAR, _FULL, _LINEAR], [_FULL, _LINEAR, _FULL]],
         "linear_num_key_heads": [ABSENT, None, 2, 4],
@@ -501,7 +516,7 @@ WINDOWED = (
     "Afmoe",
 )
 LATENT = ("DeepseekV2", "DeepseekV3", "Glm4MoeLite", "MiniCPM3", "Mistral4", "Youtu", "KimiLinear")
-LATENT += ("DeepseekV32", "GlmMoeDsa")
+LATENT += ("DeepseekV32", "GlmMoeDsa", "SarvamMLA")
 ROUTED = ("num_experts", "num_local_experts")  # further names of n_routed_experts, which no file has
 # transformers cannot do with these in a config of another family.
 NOT_BESIDE = {"partial_rotary_factor", "head_dim", "rope_parameters", "rope_scaling"}

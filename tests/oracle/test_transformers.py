@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from oracle import (
     COMPOSITE,
+    OF_OTHERS,
     OF_TEXT,
     WITHOUT_CLASS,
     architecture,
@@ -490,6 +491,34 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
             "hidden_act": "gelu_pytorch_tanh",
         },
     ),
+    ("unstated", "SarvamMoE", {**OF_DOTS1, "head_dim": 12}),
+    (
+        "groups",
+        "SarvamMoE",
+        {
+            **OF_DOTS1,
+            "head_dim": 8,
+            "n_group": 2,
+            "first_k_dense_replace": 0,
+            "use_qkv_bias": True,
+            "use_qk_norm": False,
+            "norm_topk_prob": False,
+            "rope_scaling": YARN,
+        },
+    ),
+    ("unstated", "SarvamMLA", {**ROUTED, **ALL_HEADS}),
+    (
+        "yarn",
+        "SarvamMLA",
+        {
+            **ROUTED,
+            **ALL_HEADS,
+            "q_lora_rank": 12,
+            "n_group": 2,
+            "rope_interleave": False,
+            "rope_scaling": {**DEEP, "rope_type": None, "type": "deepseek_yarn"},
+        },
+    ),
     ("rotated", "OlmoHybrid", {"rope_parameters": {"rope_theta": 500.0}, "layer_types": HYBRID}),
     (
         "shared-keys",
@@ -817,6 +846,9 @@ def make(kind: str, changes: dict[str, Any], folder: Path) -> Any:
     model = model_class(kind)(config).float().eval()
     randomize(model)
     model.save_pretrained(folder)
+    if kind in OF_OTHERS:
+        raw = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(raw | {"architectures": [architecture(kind)]}))
     return model
 
 
