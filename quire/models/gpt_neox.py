@@ -5,8 +5,8 @@ each head in one matrix, a part of each head rotated, attention and an MLP witho
 from __future__ import annotations
 
 from quire.models.config import ModelConfig
-from quire.models.layers import plain_mlp, rotate
-from quire.program import Builder, Names, Rows, Value
+from quire.models.layers import grouped_qkv, plain_mlp, rotate
+from quire.program import Builder, Names, Value
 
 
 def gpt_neox(b: Builder, cfg: ModelConfig, w: Names) -> Value:
@@ -24,18 +24,8 @@ def gpt_neox(b: Builder, cfg: ModelConfig, w: Names) -> Value:
 
 
 def _attention(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> Value:
-    heads, dim, bias = cfg.num_attention_heads, cfg.head_dim, cfg.flag("attention_bias")
-    q, k, v = (
-        b.linear(
-            h,
-            p / "query_key_value",
-            (heads, dim),
-            bias=bias,
-            rows=Rows(3 * dim, ((first * dim, dim),)),
-            part=part,
-        )
-        for first, part in enumerate(("query", "key", "value"))
-    )
+    bias = cfg.flag("attention_bias")
+    q, k, v = grouped_qkv(b, cfg, h, p / "query_key_value", bias)
     q, k = rotate(b, q, k, cfg.rope())
     return b.linear(b.attention(q, k, v), p / "dense", cfg.hidden_size, bias=bias)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.models.config import Fields, ModelConfig
-from quire.program import Builder, Names, Value
+from quire.program import Builder, Names, Rows, Value
 from quire.program.rope import Rope
 
 GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")  # the matrices of an MLP with a gate
@@ -29,6 +29,18 @@ def unpack_qkv(b: Builder, cfg: ModelConfig, packed: Value) -> tuple[Value, Valu
     k = b.slice(packed, heads * dim, (groups, dim))
     v = b.slice(packed, (heads + groups) * dim, (groups, dim))
     return q, k, v
+
+
+def grouped_qkv(b: Builder, cfg: ModelConfig, h: Value, p: Names, bias: bool) -> tuple[Value, Value, Value]:
+    """Return the same from one matrix that has the rows of each key head together: queries, key, value."""
+    groups, dim = cfg.num_key_value_heads, cfg.head_dim
+    each = cfg.num_attention_heads // groups
+
+    def some(part: str, first: int, count: int) -> Value:
+        rows = Rows((each + 2) * dim, ((first * dim, count * dim),))
+        return b.linear(h, p, (groups * count, dim), bias=bias, rows=rows, part=part)
+
+    return some("query", 0, each), some("key", each, 1), some("value", each + 1, 1)
 
 
 def rotate(b: Builder, q: Value, k: Value, rope: Rope) -> tuple[Value, Value]:

@@ -5,8 +5,8 @@ InternLM 2 and 2.5 (2403.17297), whose one matrix has the queries, keys and valu
 from __future__ import annotations
 
 from quire.models.config import ModelConfig
-from quire.models.layers import gated_mlp, project_qkv, rotate
-from quire.program import Builder, Names, Rows, Value
+from quire.models.layers import gated_mlp, grouped_qkv, project_qkv, rotate
+from quire.program import Builder, Names, Value
 
 
 def exaone(b: Builder, cfg: ModelConfig, w: Names) -> Value:
@@ -30,7 +30,7 @@ def internlm2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = b.rms_norm(x, p / "attention_norm", cfg.norm_eps)
-        q, k, v = _of_groups(b, cfg, h, p / "attention.wqkv")
+        q, k, v = grouped_qkv(b, cfg, h, p / "attention.wqkv", cfg.flag("bias"))
         q, k = rotate(b, q, k, rope)
         bias = cfg.flag("bias")
         x = b.add(x, b.linear(b.attention(q, k, v), p / "attention.wo", cfg.hidden_size, bias=bias))
@@ -38,15 +38,3 @@ def internlm2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
         x = b.add(x, gated_mlp(b, cfg, h, p / "feed_forward", names=("w1", "w3", "w2")))
     x = b.rms_norm(b.sampled_rows(x), w / "model.norm", cfg.norm_eps)
     return b.linear(x, table if tied else w / "output", cfg.vocab_size)
-
-
-def _of_groups(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> tuple[Value, Value, Value]:
-    """Return queries, keys and values from one matrix, which has those of each key/value head together."""
-    groups, dim = cfg.num_key_value_heads, cfg.head_dim
-    each = cfg.num_attention_heads // groups
-
-    def some(part: str, first: int, count: int) -> Value:
-        rows = Rows((each + 2) * dim, ((first * dim, count * dim),))
-        return b.linear(h, p, (groups * count, dim), bias=cfg.flag("bias"), rows=rows, part=part)
-
-    return some("query", 0, each), some("key", each, 1), some("value", each + 1, 1)

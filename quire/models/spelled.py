@@ -16,6 +16,12 @@ EXAONE = {
     "hidden_act": "activation_function",
     "rms_norm_eps": "layer_norm_epsilon",
 }
+FALCON = {
+    "num_key_value_heads": "num_kv_heads",
+    "intermediate_size": "ffn_hidden_size",
+    "hidden_act": "activation",
+    "rms_norm_eps": "layer_norm_epsilon",
+}
 GPT_NEOX = {
     "rms_norm_eps": "layer_norm_eps",
     "rope_theta": "rotary_emb_base",

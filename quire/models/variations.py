@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from quire.models import defaults, defaults_latent, defaults_variations
+from quire.models import defaults, defaults_classic, defaults_latent, defaults_variations
 from quire.models.afmoe import afmoe
 from quire.models.bailing import bailing, bailing2
 from quire.models.bitnet import bitnet
 from quire.models.cohere2 import cohere
 from quire.models.deci import deci
 from quire.models.deepseek import youtu
+from quire.models.falcon import falcon
 from quire.models.family import Family
 from quire.models.glm4 import glm
 from quire.models.gpt_neox import gpt_neox
@@ -22,7 +23,7 @@ from quire.models.mellum import mellum
 from quire.models.nemotron import jais2, nemotron
 from quire.models.olmo import olmo
 from quire.models.phi import phi
-from quire.models.spelled import EXAONE, GPT_NEOX
+from quire.models.spelled import EXAONE, FALCON, GPT_NEOX
 from quire.models.windows import all_but_fourth_from_first, all_but_stated
 
 _EXPERTS = {"num_experts": "num_local_experts"}
@@ -62,6 +63,9 @@ VARIATIONS: dict[str, Family] = {
     "Jais2ForCausalLM": Family(jais2, defaults_variations.JAIS2, spelled={"rms_norm_eps": "layer_norm_eps"}),
     "GPTNeoXForCausalLM": Family(
         gpt_neox, defaults_variations.GPT_NEOX, spelled=GPT_NEOX, unused=unused_of_neox
+    ),
+    "FalconForCausalLM": Family(
+        falcon, defaults_classic.FALCON, spelled=FALCON, only={"alibi": (False, None)}
     ),
     "BailingMoeForCausalLM": Family(
         bailing,

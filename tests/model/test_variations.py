@@ -63,6 +63,7 @@ def test_ropes() -> None:
         ("granite_swa", {"layer_rope_theta": [0, 500.0, -1]}, "layer_rope_theta"),
         ("mellum", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters"),
         ("mellum", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types"),
+        ("falcon", {"alibi": True}, "alibi"),
         ("deci", {"block_configs": None}, "block_configs"),
         ("deci", {"num_hidden_layers": 3}, "block_configs"),
         ("deci", {"block_configs": [{}] * 4}, "no attention of layer 0"),

@@ -652,6 +652,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
         "rope_scaling": {**_YARN, "rope_type": None, "type": "deepseek_yarn", "mscale_all_dim": 1.3},
     },
+    "falcon": {
+        "architectures": ["FalconForCausalLM"],
+        **_SIZES,
+        "num_kv_heads": 2,
+        "new_decoder_architecture": True,
+        "bias": True,
+    },
     "deci": {
         "architectures": ["DeciLMForCausalLM"],
         **_SIZES,

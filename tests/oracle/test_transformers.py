@@ -491,6 +491,20 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
             "hidden_act": "gelu_pytorch_tanh",
         },
     ),
+    ("7b", "Falcon", {"num_kv_heads": 6}),
+    ("40b", "Falcon", {"num_kv_heads": 2, "new_decoder_architecture": True, "rope_scaling": YARN}),
+    (
+        "11b",
+        "Falcon",
+        {
+            "num_kv_heads": 3,
+            "new_decoder_architecture": True,
+            "num_ln_in_parallel_attn": 1,
+            "tie_word_embeddings": False,
+            "ffn_hidden_size": 40,
+        },
+    ),
+    ("after", "Falcon", {"parallel_attn": False, "multi_query": False, "bias": True, "activation": "relu"}),
     ("unstated", "SarvamMoE", {**OF_DOTS1, "head_dim": 12}),
     (
         "groups",
