@@ -20,7 +20,7 @@ def gpt2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
         p = w / f"h.{i}"
         h = b.layer_norm(x, p / "ln_1", cfg.norm_eps)
         q, k, v = unpack_qkv(b, cfg, conv1d(h, p / "attn.c_attn", 3 * hidden))
-        a = b.attention(q, k, v, scale=_scale(cfg, i))
+        a = b.attention(q, k, v, scale=score_scale(cfg, i))
         x = b.add(x, conv1d(a, p / "attn.c_proj", hidden))
         h = b.layer_norm(x, p / "ln_2", cfg.norm_eps)
         h = b.activation(conv1d(h, p / "mlp.c_fc", cfg.intermediate_size), cfg.hidden_act)
@@ -29,7 +29,7 @@ def gpt2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     return b.linear(x, w / "wte" if tied else head, cfg.vocab_size)
 
 
-def _scale(cfg: ModelConfig, layer: int) -> float:
+def score_scale(cfg: ModelConfig, layer: int = 0) -> float:
     """Return the scale of scores; some relatives of GPT-2 do not scale, or scale down by layer."""
     scale = cfg.head_dim**-0.5 if cfg.flag("scale_attn_weights") else 1.0
     return scale / (layer + 1) if cfg.flag("scale_attn_by_inverse_layer_idx") else scale

@@ -16,6 +16,13 @@ EXAONE = {
     "hidden_act": "activation_function",
     "rms_norm_eps": "layer_norm_epsilon",
 }
+GPT_NEO = {
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "hidden_act": "activation_function",
+    "rms_norm_eps": "layer_norm_epsilon",
+    "sliding_window": "window_size",
+}
 FALCON = {
     "num_key_value_heads": "num_kv_heads",
     "intermediate_size": "ffn_hidden_size",

@@ -14,6 +14,7 @@ from quire.models.family import Family
 from quire.models.glm4 import glm
 from quire.models.gpt_neox import gpt_neox
 from quire.models.gpt_neox import unused as unused_of_neox
+from quire.models.gpt_variations import codegen, gpt_bigcode, gpt_neo, gptj, layers_of_gpt_neo
 from quire.models.granite import granite_moe
 from quire.models.granite_variations import granite_moe_swa, granite_swa, hyperclovax
 from quire.models.left_out import later_layers, mtp
@@ -23,7 +24,7 @@ from quire.models.mellum import mellum
 from quire.models.nemotron import jais2, nemotron
 from quire.models.olmo import olmo
 from quire.models.phi import phi
-from quire.models.spelled import EXAONE, FALCON, GPT_NEOX
+from quire.models.spelled import EXAONE, FALCON, GPT2, GPT_NEO, GPT_NEOX
 from quire.models.windows import all_but_fourth_from_first, all_but_stated
 
 _EXPERTS = {"num_experts": "num_local_experts"}
@@ -66,6 +67,21 @@ VARIATIONS: dict[str, Family] = {
     ),
     "FalconForCausalLM": Family(
         falcon, defaults_classic.FALCON, spelled=FALCON, only={"alibi": (False, None)}
+    ),
+    "GPTBigCodeForCausalLM": Family(
+        gpt_bigcode, defaults_classic.GPT_BIGCODE, spelled=GPT2, only={"add_cross_attention": (False,)}
+    ),
+    "GPTNeoForCausalLM": Family(
+        gpt_neo,
+        defaults_classic.GPT_NEO,
+        spelled=GPT_NEO,
+        older={name: name for name in ("num_hidden_layers", "num_attention_heads")},
+        layers=layers_of_gpt_neo,
+        unused=lambda cfg: ("*.attn.attention.bias", "*.attn.attention.masked_bias"),
+    ),
+    "GPTJForCausalLM": Family(gptj, defaults_classic.GPTJ, spelled=GPT2),
+    "CodeGenForCausalLM": Family(
+        codegen, defaults_classic.GPTJ, spelled=GPT2, unused=lambda cfg: ("*.attn.causal_mask",)
     ),
     "BailingMoeForCausalLM": Family(
         bailing,

@@ -27,17 +27,18 @@ TRAINING = {
     *("altup_coef_clip", "router_aux_loss_coef", "router_jitter_noise", "pretraining_tp", "num_mtp_layers"),
     "z_loss_coefficient",
     *("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"),
-    *("classifier_dropout", "is_decoder", "embedding_initializer_range"),
+    *("resid_dropout", "embed_dropout", "classifier_dropout", "is_decoder", "embedding_initializer_range"),
     *("mtp_layer_types", "mtp_mlp_layer_types"),
 }
 CHUNKS = {"mamba_chunk_size", "chunk_size"}  # positions computed at once: another order of sums
-OUTPUTS = {"use_cache", "output_router_logits", "reorder_and_upcast_attn"}  # the last: in which precision
+OUTPUTS = {"use_cache", "output_router_logits"}
+PRECISION = {"reorder_and_upcast_attn", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"}
 HEADS_OF_OTHER_TASKS = {
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"),
     "summary_first_dropout",
 }
 TOKENS = {"bos_token_id", "pad_token_id", "eos_token_id", "eod_token_id", "sep_token_id"}
-HARMLESS = TRAINING | CHUNKS | OUTPUTS | HEADS_OF_OTHER_TASKS | TOKENS
+HARMLESS = TRAINING | CHUNKS | OUTPUTS | PRECISION | HEADS_OF_OTHER_TASKS | TOKENS
 # The class ties nothing, has no window and no biases in attention, and has no largest step.
 _NEMOTRON_UNUSED = {
     *("tie_word_embeddings", "sliding_window", "time_step_limit", "time_step_max", "time_step_floor"),
@@ -47,6 +48,7 @@ _NEMOTRON_UNUSED = {
 }
 _OF_DSA = ("head_dim", "mlp_bias", "layer_types")
 NOT_READ = {
+    ("CodeGenForCausalLM", "n_ctx"),
     ("FalconH1ForCausalLM", "num_logits_to_keep"),
     ("BambaForCausalLM", "num_logits_to_keep"),
     ("HYV3ForCausalLM", "enable_moe_fp32_combine"),  # all is computed in float32
@@ -66,6 +68,7 @@ OLDER = {
     *("global_head_dim", "num_global_key_value_heads", "per_layer_config"),  # of Gemma 4
     *("rope_parameters", "first_k_dense_replace", "sliding_window_size"),  # of Command A+, of MiMo-V2
     "linear_attn_config",  # of Kimi Linear
+    "attention_layers",  # of GPT-Neo
     *("index_topk_pattern", "index_topk_freq", "index_skip_topk_offset"),  # of GLM-5.2
 }
 KEYS = [(name, key) for name in FAMILIES for key in CLASSES[CONFIGS[name]["architectures"][0]]]

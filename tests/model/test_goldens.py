@@ -126,6 +126,7 @@ def test_every_checkpoint_and_architecture_is_tested(shared_data: Path) -> None:
         *("KimiLinearForCausalLM", "OlmoHybridForCausalLM"),
         *("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"),
         *("SarvamMoEForCausalLM", "SarvamMLAForCausalLM", "FalconForCausalLM"),
+        *("GPTBigCodeForCausalLM", "GPTNeoForCausalLM", "GPTJForCausalLM", "CodeGenForCausalLM"),
     }
     tested |= {text for name in tested & set(COMPOSITES) for text in COMPOSITES[name].texts.values()}
     assert tested | without == {*KNOWN, *COMPOSITES}

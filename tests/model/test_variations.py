@@ -39,6 +39,8 @@ def test_window_layers() -> None:
     assert windows("ministral", layer_types=None) == [20, 20]
     assert windows("mellum", layer_types=None) == [None, None, None]
     assert windows("afmoe") == [20, None, 20]
+    assert windows("gpt_neo") == [20, None]
+    assert windows("gpt_neo", attention_layers=["global", "local"]) == [None, 20]
     assert windows("afmoe", global_attn_every_n_layers=3) == [20, 20, None]
 
 
@@ -64,6 +66,13 @@ def test_ropes() -> None:
         ("mellum", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters"),
         ("mellum", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types"),
         ("falcon", {"alibi": True}, "alibi"),
+        ("gptj", {"tie_word_embeddings": True}, "tie_word_embeddings"),
+        ("gptj", {"rotary_dim": None}, "rotary_dim"),
+        ("codegen", {"n_head": 2}, "equal parts"),
+        ("gpt_neo", {"attention_types": None}, "each of 2 layers"),
+        ("gpt_neo", {"attention_types": [[["global", "sparse"], 1]]}, "sparse"),
+        ("gpt_neo", {"attention_types": 3}, "each of 2 layers"),
+        ("gpt_neo", {"attention_layers": ["global"]}, "each of 2 layers"),
         ("deci", {"block_configs": None}, "block_configs"),
         ("deci", {"num_hidden_layers": 3}, "block_configs"),
         ("deci", {"block_configs": [{}] * 4}, "no attention of layer 0"),

@@ -659,6 +659,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "new_decoder_architecture": True,
         "bias": True,
     },
+    "gpt_bigcode": {"architectures": ["GPTBigCodeForCausalLM"], **_GPT2},
+    "gpt_neo": {
+        "architectures": ["GPTNeoForCausalLM"],
+        **_SIZES,
+        "window_size": 20,
+        "attention_types": [[["local"], 1], [["global"], 1]],
+    },
+    "gptj": {"architectures": ["GPTJForCausalLM"], **_GPT2, "rotary_dim": 2},
+    "codegen": {"architectures": ["CodeGenForCausalLM"], **_GPT2, "rotary_dim": 2},
     "deci": {
         "architectures": ["DeciLMForCausalLM"],
         **_SIZES,

@@ -46,6 +46,7 @@ SIZES = {
     "num_hidden_layers": 3,
     "num_attention_heads": 8,
 }
+AS_GPT2 = ("GPT2", "GPTBigCode", "GPTJ", "CodeGen")
 GPT2_SIZES = {"vocab_size": 64, "n_embd": 64, "n_layer": 3, "n_head": 8}
 
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -443,6 +444,21 @@ OF_CLASS: dict[str, dict[str, list[Any]]] = {
         "activation": [ABSENT, "gelu", "relu", "gelu_pytorch_tanh"],
         "head_dim": [ABSENT],
     },
+    "GPTBigCode": {
+        "multi_query": _FLAG,
+        "attention_softmax_in_fp32": _FLAG,
+        "scale_attention_softmax_in_fp32": _FLAG,
+    },
+    "GPTNeo": {
+        "num_layers": [ABSENT, 3],
+        "num_heads": [ABSENT, 8],
+        "attention_types": [[[["global", "local"], 1], [["local"], 1]], [[["local"], 3]]],
+        "window_size": [9, 20, ABSENT],
+        "resid_dropout": [ABSENT, 0.5],
+        "embed_dropout": [ABSENT, 0.5],
+    },
+    "GPTJ": {"tie_word_embeddings": [ABSENT, False], "rotary_dim": [4, 8]},
+    "CodeGen": {"tie_word_embeddings": [ABSENT, False], "rotary_dim": [4, 8], "n_ctx": [ABSENT, 100]},
     "SarvamMoE": _OF_TWO,
     "SarvamMLA": {
         **_OF_TWO,
@@ -553,12 +569,12 @@ def test_the_noted_defaults_are_those_of_the_classes() -> None:
 
 
 def sizes_of(kind: str) -> dict[str, int]:
-    return GPT2_SIZES if kind == "GPT2" else SIZES
+    return GPT2_SIZES if kind in AS_GPT2 else SIZES
 
 
 def keys_of(kind: str) -> list[str]:
     defined = [key for key in CLASSES[architecture(kind)] if key not in sizes_of(kind)]
-    older = () if kind in ("GPT2", "Mellum", *GEMMA4) else OLDER
+    older = () if kind in (*AS_GPT2, "GPTNeo", "Mellum", *GEMMA4) else OLDER
     return sorted({*defined, *older, *OWN_OLDER.get(kind, ())})
 
 

@@ -505,6 +505,12 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
         },
     ),
     ("after", "Falcon", {"parallel_attn": False, "multi_query": False, "bias": True, "activation": "relu"}),
+    ("shared", "GPTBigCode", {"n_inner": 40}),
+    ("by-head", "GPTBigCode", {"multi_query": False, "scale_attn_weights": False}),
+    ("windows", "GPTNeo", {"window_size": 9, "attention_types": [[["global", "local"], 1], [["local"], 1]]}),
+    ("part", "GPTJ", {"rotary_dim": 4, "n_inner": 40}),
+    ("whole", "GPTJ", {"rotary_dim": 8, "activation_function": "relu"}),
+    ("part", "CodeGen", {"rotary_dim": 4, "num_attention_heads": 8, "hidden_size": 64}),
     ("unstated", "SarvamMoE", {**OF_DOTS1, "head_dim": 12}),
     (
         "groups",
@@ -848,10 +854,13 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
+AS_GPT2 = ("GPT2", "GPTBigCode", "GPTJ", "CodeGen")
+
+
 def make(kind: str, changes: dict[str, Any], folder: Path) -> Any:
     """A random model of transformers, saved to the folder."""
     torch.manual_seed(0)
-    foreign = ("intermediate_size", "num_key_value_heads") if kind == "GPT2" else ()
+    foreign = ("intermediate_size", "num_key_value_heads") if kind in AS_GPT2 else ()
     sizes = {name: size for name, size in SIZES.items() if name not in foreign}
     text: dict[str, Any] = {**sizes, **changes}
     if kind in COMPOSITE:
