@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.models.defaults import COHERE2, GRANITE, LLAMA, MISTRAL, PLAIN, Defaults
+from quire.models.defaults import COHERE2, GRANITE, LLAMA, MISTRAL, OLMOE, PLAIN, Defaults
 
 _NO_OLDER_ROPE = ("rope_theta", "rope_scaling", "original_max_position_embeddings")
 MELLUM: Defaults = {
@@ -234,4 +234,40 @@ INTERNLM3: Defaults = {
     "vocab_size": 128512,
     "intermediate_size": 10240,
     "max_position_embeddings": 32768,
+}
+FLEX_OLMO: Defaults = {
+    **OLMOE,
+    "vocab_size": 100352,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 500_000.0,
+    "num_experts_per_tok": 5,
+    "num_experts": 7,
+}
+IQUEST_CODER: Defaults = {
+    **LLAMA,
+    "vocab_size": 76800,
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+}
+NANOCHAT: Defaults = {
+    **PLAIN,
+    "vocab_size": 50304,
+    "hidden_size": 768,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 6,
+    "hidden_act": "relu2",
+    "max_position_embeddings": 2048,
+    "attention_bias": False,
+    "final_logit_softcapping": 15.0,
 }

@@ -1,5 +1,6 @@
 """Gemma 1 (arXiv:2403.08295), 2 (2408.00118) and 3 (2503.19786): norm weights stored minus one and scaled
-embeddings; from 2 on norms before and after each part, and sliding windows between full layers.
+embeddings; from 2 on norms before and after each part, and sliding windows between full layers. VaultGemma
+(2510.15001) is Gemma 2 without the norms after.
 """
 
 from __future__ import annotations
@@ -42,11 +43,22 @@ def gemma2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     return _decoder(b, cfg, w, _attention2)
 
 
+def vaultgemma(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    return _decoder(b, cfg, w, _attention2, after=False)
+
+
 def gemma3(b: Builder, cfg: ModelConfig, w: Names, vision: Vision | None = None) -> Value:
     return _decoder(b, cfg, w, _attention3, vision)
 
 
-def _decoder(b: Builder, cfg: ModelConfig, w: Names, attend: Attend, vision: Vision | None = None) -> Value:
+def _decoder(
+    b: Builder,
+    cfg: ModelConfig,
+    w: Names,
+    attend: Attend,
+    vision: Vision | None = None,
+    after: bool = True,
+) -> Value:
     def norm(x: Value, name: Names) -> Value:
         return b.rms_norm(x, name, cfg.norm_eps, offset=1.0)
 
@@ -56,9 +68,9 @@ def _decoder(b: Builder, cfg: ModelConfig, w: Names, attend: Attend, vision: Vis
     for i in range(cfg.num_hidden_layers):
         p = w / f"model.layers.{i}"
         h = attend(b, cfg, i, norm(x, p / "input_layernorm"), p / "self_attn")
-        x = b.add(x, norm(h, p / "post_attention_layernorm"))
+        x = b.add(x, norm(h, p / "post_attention_layernorm") if after else h)
         h = gated_mlp(b, cfg, norm(x, p / "pre_feedforward_layernorm"), p / "mlp")
-        x = b.add(x, norm(h, p / "post_feedforward_layernorm"))
+        x = b.add(x, norm(h, p / "post_feedforward_layernorm") if after else h)
     logits = head(b, cfg, x, w, norm_offset=1.0)
     cap = cfg.optional_positive("final_logit_softcapping")
     return b.soft_cap(logits, cap) if cap else logits

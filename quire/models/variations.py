@@ -11,6 +11,7 @@ from quire.models.deci import deci
 from quire.models.deepseek import youtu
 from quire.models.falcon import falcon
 from quire.models.family import Family
+from quire.models.gemma import vaultgemma
 from quire.models.glm4 import glm
 from quire.models.gpt_neox import gpt_neox
 from quire.models.gpt_neox import unused as unused_of_neox
@@ -21,11 +22,13 @@ from quire.models.left_out import later_layers, mtp
 from quire.models.llama import arcee, cwm, helium, llama
 from quire.models.llama_renamed import exaone, internlm2
 from quire.models.mellum import mellum
+from quire.models.nanochat import nanochat
 from quire.models.nemotron import jais2, nemotron
 from quire.models.olmo import olmo
+from quire.models.olmo2 import flex_olmo
 from quire.models.phi import phi
 from quire.models.spelled import EXAONE, FALCON, GPT2, GPT_NEO, GPT_NEOX
-from quire.models.windows import all_but_fourth_from_first, all_but_stated
+from quire.models.windows import all_but_fourth_from_first, all_but_stated, every_other
 
 _EXPERTS = {"num_experts": "num_local_experts"}
 _NO_OTHER_NAME = {"num_experts": "num_experts"}  # num_local_experts means nothing there
@@ -82,6 +85,16 @@ VARIATIONS: dict[str, Family] = {
     "GPTJForCausalLM": Family(gptj, defaults_classic.GPTJ, spelled=GPT2),
     "CodeGenForCausalLM": Family(
         codegen, defaults_classic.GPTJ, spelled=GPT2, unused=lambda cfg: ("*.attn.causal_mask",)
+    ),
+    "VaultGemmaForCausalLM": Family(
+        vaultgemma, defaults.GEMMA2, every_other, {"hidden_act": "hidden_activation"}
+    ),
+    "FlexOlmoForCausalLM": Family(flex_olmo, defaults_variations.FLEX_OLMO),
+    "NanoChatForCausalLM": Family(nanochat, defaults_variations.NANOCHAT),
+    "IQuestCoderForCausalLM": Family(
+        llama,
+        defaults_variations.IQUEST_CODER,
+        only={"clip_qkv": (None,), "use_sliding_window": (False, None)},
     ),
     "BailingMoeForCausalLM": Family(
         bailing,

@@ -31,7 +31,7 @@ class Room:
 ROOMS = (
     Room(
         "core",
-        10_790,
+        10_815,
         "scheduling, the programs of all model families, and sampling: the part to read in a weekend",
         (
             "types.py",
@@ -46,7 +46,7 @@ ROOMS = (
     ),
     Room(
         "variations",
-        1_640,
+        1_715,
         "families that vary others: each could be deleted with its line in recent.py or variations.py",
         (
             "models/recent.py",
@@ -59,7 +59,14 @@ ROOMS = (
             *(f"models/{name}.py" for name in ("bailing", "llama_renamed", "olmo", "olmo_hybrid", "phi")),
             *(
                 f"models/{name}.py"
-                for name in ("deci", "defaults_classic", "falcon", "gpt_variations", "sparse_latent")
+                for name in (
+                    "deci",
+                    "defaults_classic",
+                    "falcon",
+                    "gpt_variations",
+                    "nanochat",
+                    "sparse_latent",
+                )
             ),
         ),
     ),

@@ -24,7 +24,8 @@ def read_weights(folder: Path, program: Program) -> dict[str, Dense]:
         if as_stored(spec, tensors.pull(spec.sources[0])).transposed:
             array = np.swapaxes(array, -1, -2)
         if spec.rows:
-            axis = next(i for i, size in enumerate(shape) if size != array.shape[i])
+            outputs = max(len(shape) - 2, 0)  # of those that are all taken, in another order
+            axis = next((i for i, size in enumerate(shape) if size != array.shape[i]), outputs)
             array = np.take(array, np.r_[spec.rows.of(array.shape[axis])], axis)
         if spec.by_head:
             array = array.reshape(spec.shape[0], -1, array.shape[-1])

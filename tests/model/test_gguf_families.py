@@ -234,6 +234,7 @@ NOT_IN_GGUF = {"Mistral4ForCausalLM", "Glm4MoeLiteForCausalLM", "Gemma4UnifiedFo
 NOT_IN_GGUF |= {"ApertusForCausalLM"}
 NOT_IN_GGUF |= {"Lfm3ForCausalLM", "HYV3ForCausalLM", "Dots1ForCausalLM", "SolarOpenForCausalLM"}
 NOT_IN_GGUF |= {"OlmoHybridForCausalLM", "SarvamMoEForCausalLM", "SarvamMLAForCausalLM"}
+NOT_IN_GGUF |= {f"{name}ForCausalLM" for name in ("VaultGemma", "FlexOlmo", "NanoChat", "IQuestCoder")}
 NOT_IN_GGUF |= {f"{name}ForCausalLM" for name in ("Falcon", "GPTBigCode", "GPTNeo", "GPTJ", "CodeGen")}
 NOT_IN_GGUF |= {"ExaoneMoeForCausalLM", "Cohere2MoeForCausalLM", "MiMoV2FlashForCausalLM", "BambaForCausalLM"}
 # GraniteMoe is read as GraniteMoeShared without a shared expert.

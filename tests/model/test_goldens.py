@@ -126,6 +126,7 @@ def test_every_checkpoint_and_architecture_is_tested(shared_data: Path) -> None:
         *("KimiLinearForCausalLM", "OlmoHybridForCausalLM"),
         *("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"),
         *("SarvamMoEForCausalLM", "SarvamMLAForCausalLM", "FalconForCausalLM"),
+        *("VaultGemmaForCausalLM", "FlexOlmoForCausalLM", "NanoChatForCausalLM", "IQuestCoderForCausalLM"),
         *("GPTBigCodeForCausalLM", "GPTNeoForCausalLM", "GPTJForCausalLM", "CodeGenForCausalLM"),
     }
     tested |= {text for name in tested & set(COMPOSITES) for text in COMPOSITES[name].texts.values()}

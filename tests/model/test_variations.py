@@ -65,6 +65,7 @@ def test_ropes() -> None:
         ("granite_swa", {"layer_rope_theta": [0, 500.0, -1]}, "layer_rope_theta"),
         ("mellum", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters"),
         ("mellum", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types"),
+        ("iquest_coder", {"use_sliding_window": True}, "use_sliding_window"),
         ("falcon", {"alibi": True}, "alibi"),
         ("gptj", {"tie_word_embeddings": True}, "tie_word_embeddings"),
         ("gptj", {"rotary_dim": None}, "rotary_dim"),

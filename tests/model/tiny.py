@@ -668,6 +668,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "gptj": {"architectures": ["GPTJForCausalLM"], **_GPT2, "rotary_dim": 2},
     "codegen": {"architectures": ["CodeGenForCausalLM"], **_GPT2, "rotary_dim": 2},
+    "vaultgemma": {
+        "architectures": ["VaultGemmaForCausalLM"],
+        **_SIZES,
+        **_LOCAL,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "flex_olmo": {"architectures": ["FlexOlmoForCausalLM"], **_SIZES, **_MOE},
+    "nanochat": {"architectures": ["NanoChatForCausalLM"], **_SIZES, "attention_bias": True},
+    "iquest_coder": {"architectures": ["IQuestCoderForCausalLM"], **_SIZES, "attention_bias": True},
     "deci": {
         "architectures": ["DeciLMForCausalLM"],
         **_SIZES,

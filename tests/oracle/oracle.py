@@ -39,7 +39,7 @@ WITHOUT_CLASS = (
 )  # transformers has none: only the code that is published with checkpoints
 OF_TEXT = ("Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
 # Configurations of their own, whose models are those of another class
-OF_OTHERS = {"SarvamMLA": "DeepseekV3", "SarvamMoE": "Glm4Moe"}
+OF_OTHERS = {"IQuestCoder": "Llama", "SarvamMLA": "DeepseekV3", "SarvamMoE": "Glm4Moe"}
 _CONFIGS = {kind: f"{kind}TextConfig" for kind in OF_TEXT}
 _MODELS = {"GPT2": "GPT2LMHeadModel", **{kind: f"{kind}ForConditionalGeneration" for kind in COMPOSITE}}
 

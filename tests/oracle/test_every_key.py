@@ -459,6 +459,9 @@ OF_CLASS: dict[str, dict[str, list[Any]]] = {
     },
     "GPTJ": {"tie_word_embeddings": [ABSENT, False], "rotary_dim": [4, 8]},
     "CodeGen": {"tie_word_embeddings": [ABSENT, False], "rotary_dim": [4, 8], "n_ctx": [ABSENT, 100]},
+    "FlexOlmo": {"head_dim": [8, ABSENT], "pad_token_id": [None, 0]},
+    "NanoChat": {"head_dim": [8, 16, ABSENT], "hidden_act": [ABSENT, "relu2", "silu"]},
+    "IQuestCoder": {"use_sliding_window": [ABSENT, False], "clip_qkv": [ABSENT, None]},
     "SarvamMoE": _OF_TWO,
     "SarvamMLA": {
         **_OF_TWO,
@@ -544,6 +547,7 @@ WINDOWED = (
     "Mellum",
     "Cwm",
     "Afmoe",
+    "VaultGemma",
 )
 LATENT = ("DeepseekV2", "DeepseekV3", "Glm4MoeLite", "MiniCPM3", "Mistral4", "Youtu", "KimiLinear")
 LATENT += ("DeepseekV32", "GlmMoeDsa", "SarvamMLA")

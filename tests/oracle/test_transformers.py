@@ -511,6 +511,15 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("part", "GPTJ", {"rotary_dim": 4, "n_inner": 40}),
     ("whole", "GPTJ", {"rotary_dim": 8, "activation_function": "relu"}),
     ("part", "CodeGen", {"rotary_dim": 4, "num_attention_heads": 8, "hidden_size": 64}),
+    (
+        "bias",
+        "VaultGemma",
+        {"sliding_window": 9, "head_dim": 8, "query_pre_attn_scalar": 20, "attention_bias": True},
+    ),
+    ("normed", "FlexOlmo", {**MOE, "norm_topk_prob": True, "attention_bias": True}),
+    ("capped", "NanoChat", {"final_logit_softcapping": 2.0, "attention_bias": True}),
+    ("uncapped", "NanoChat", {"final_logit_softcapping": None, "rope_scaling": YARN}),
+    ("biases", "IQuestCoder", {"head_dim": 10, "attention_bias": True, "mlp_bias": True}),
     ("unstated", "SarvamMoE", {**OF_DOTS1, "head_dim": 12}),
     (
         "groups",
