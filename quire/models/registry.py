@@ -224,7 +224,7 @@ FAMILIES: dict[str, Family] = {
     "MiniCPM3ForCausalLM": Family(minicpm3, defaults_latent.MINICPM3),
     "SeedOssForCausalLM": Family(seed_oss, defaults_later.SEED_OSS),
     "Olmo3ForCausalLM": Family(olmo3, defaults_later.OLMO3, all_but_fourth),
-    "Exaone4ForCausalLM": Family(exaone4, defaults_later.EXAONE4, by_pattern),
+    "Exaone4ForCausalLM": Family(exaone4, defaults_later.EXAONE4, by_pattern, left_out=mtp),
     "StableLmForCausalLM": Family(
         stablelm, defaults_later.STABLELM, spelled={"rms_norm_eps": "layer_norm_eps"}
     ),

@@ -106,7 +106,7 @@ def test_every_checkpoint_and_architecture_is_tested(shared_data: Path) -> None:
         *("AyaVisionForConditionalGeneration", "Cohere2VisionForConditionalGeneration"),
         *("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration"),
         *("Glm46VForConditionalGeneration", "GlmOcrForConditionalGeneration"),
-        "PaddleOCRVLForConditionalGeneration",
+        *("PaddleOCRVLForConditionalGeneration", "Exaone4_5_ForConditionalGeneration"),
         *("Gemma4UnifiedForCausalLM", "Gemma4ForConditionalGeneration", "Gemma3nForConditionalGeneration"),
         *("Gemma4UnifiedForConditionalGeneration", "Llama4ForConditionalGeneration"),
         *("SeedOssForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM", "StableLmForCausalLM"),

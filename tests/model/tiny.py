@@ -594,6 +594,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "rope_scaling": {"mrope_section": [1, 1, 1]},
         },
     },
+    "composite-exaone4_5": {
+        "architectures": ["Exaone4_5_ForConditionalGeneration"],
+        "text_config": {**_SIZES, "sliding_window": 20, "sliding_window_pattern": 2},
+    },
     "composite-qwen3_vl_moe": {
         "architectures": ["Qwen3VLMoeForConditionalGeneration"],
         "text_config": {**_SIZES, **_MOE, "moe_intermediate_size": 8, "mlp_only_layers": [0]},

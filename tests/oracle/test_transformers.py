@@ -520,6 +520,21 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("capped", "NanoChat", {"final_logit_softcapping": 2.0, "attention_bias": True}),
     ("uncapped", "NanoChat", {"final_logit_softcapping": None, "rope_scaling": YARN}),
     ("biases", "IQuestCoder", {"head_dim": 10, "attention_bias": True, "mlp_bias": True}),
+    (
+        "windows",
+        "Exaone4_5_",
+        {
+            "model_type": "exaone4",
+            "head_dim": 10,
+            "sliding_window": 9,
+            "layer_types": [SLIDING, SLIDING, FULL],
+        },
+    ),
+    (
+        "tied",
+        "Exaone4_5_",
+        {"model_type": "exaone4", "sliding_window": 20, "tie_word_embeddings": True, "rope_scaling": YARN},
+    ),
     ("unstated", "SarvamMoE", {**OF_DOTS1, "head_dim": 12}),
     (
         "groups",
