@@ -24,6 +24,7 @@ _COHERE = {"cohere2": "Cohere2ForCausalLM", "cohere": "CohereForCausalLM"}
 COMPOSITES: dict[str, Composite] = {
     "AyaVisionForConditionalGeneration": Composite(_COHERE, tied=True, tower=aya_vision_tower),
     "Cohere2VisionForConditionalGeneration": Composite(_COHERE, tied=True, tower=cohere2_vision_tower),
+    "Ernie4_5_VLMoeForConditionalGeneration": Composite({"": "ernie4_5_vl_moe_text"}, tied=True, flat=True),
     "Exaone4_5_ForConditionalGeneration": Composite({"": "Exaone4ForCausalLM"}, tied=False),
     "Gemma3ForConditionalGeneration": Composite({"": "Gemma3ForCausalLM"}, tied=True, tower=gemma3_tower),
     "Gemma3nForConditionalGeneration": Composite({"gemma3n_text": "Gemma3nForCausalLM"}, True, _TOWERS),

@@ -85,6 +85,12 @@ ERNIE4_5_MOE: Defaults = {
     "moe_layer_end_index": -1,
     "moe_layer_interval": 1,
 }
+_LAYERS_OF_ERNIE = ("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval", "head_dim")
+ERNIE4_5_VL: Defaults = {
+    **{key: value for key, value in ERNIE4_5_MOE.items() if key not in _LAYERS_OF_ERNIE},
+    "moe_intermediate_size": None,
+    "mlp_layer_types": None,
+}
 MINIMAX_M2: Defaults = {
     **PLAIN,
     "vocab_size": 200064,

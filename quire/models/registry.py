@@ -14,7 +14,7 @@ from quire.models.composites import COMPOSITES
 from quire.models.config import LINEAR, SYNONYMS, ModelConfig, read_config, read_fields
 from quire.models.deepseek import deepseek_v2, deepseek_v3, glm4_moe, minicpm3, mistral4, mtp_glm4, mtp_v3
 from quire.models.defaults_gemma4 import GEMMA3N, GEMMA4, GEMMA4_UNIFIED
-from quire.models.ernie4_5 import ernie4_5
+from quire.models.ernie4_5 import ernie4_5, ernie4_5_vl, for_images
 from quire.models.exaone4 import exaone4
 from quire.models.falcon_h1 import falcon_h1
 from quire.models.family import Family
@@ -264,6 +264,14 @@ FAMILIES: dict[str, Family] = {
 }
 # Text models that only composites have, by their model_type
 TEXTS: dict[str, Family] = {
+    "ernie4_5_vl_moe_text": Family(
+        ernie4_5_vl,
+        defaults_later.ERNIE4_5_VL,
+        spelled=_ERNIE,
+        older={name: name for name in _ERNIE},
+        only={**_NO_BIAS, "moe_norm_min": (1e-12,), "moe_layer_start_index": ([1, 1],)},
+        left_out=for_images,
+    ),
     "glm4v_text": Family(glm4v, defaults_later.GLM4V, seeing=glm4v),
     "glm4v_moe_text": Family(
         glm4_moe,

@@ -88,3 +88,15 @@ def test_ropes() -> None:
 def test_what_is_refused(name: str, changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         program(name, **changes)
+
+
+def test_experts_for_images_are_left_out() -> None:
+    name = "composite-ernie4_5_vl"
+    known = program(name)
+    assert "model.layers.*.mlp.experts.7.*" in known.left_out[1].patterns
+    for counts, widths in ((4, [8, 6]), ([4, 4], [8])):
+        assert [*program(name, moe_num_experts=counts, moe_intermediate_size=widths)] == [*known]
+    scaled = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    for changes, problem in (({"moe_num_experts": [4, 6]}, "num_experts"), (scaled, "scaled rope")):
+        with pytest.raises(ConfigError, match=problem):
+            program(name, **changes)

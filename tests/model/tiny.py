@@ -598,6 +598,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "architectures": ["Exaone4_5_ForConditionalGeneration"],
         "text_config": {**_SIZES, "sliding_window": 20, "sliding_window_pattern": 2},
     },
+    "composite-ernie4_5_vl": {
+        "architectures": ["Ernie4_5_VLMoeForConditionalGeneration"],
+        **_SIZES,
+        "moe_num_experts": [4, 4],
+        "moe_k": 2,
+        "moe_intermediate_size": [8, 6],
+        "vision_config": {},
+    },
     "composite-qwen3_vl_moe": {
         "architectures": ["Qwen3VLMoeForConditionalGeneration"],
         "text_config": {**_SIZES, **_MOE, "moe_intermediate_size": 8, "mlp_only_layers": [0]},

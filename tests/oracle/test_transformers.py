@@ -535,6 +535,28 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
         "Exaone4_5_",
         {"model_type": "exaone4", "sliding_window": 20, "tie_word_embeddings": True, "rope_scaling": YARN},
     ),
+    (
+        "text",
+        "Ernie4_5_VLMoe",
+        {
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_intermediate_size": [20, 12],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 900.0, "mrope_section": [1, 1, 2]},
+        },
+    ),
+    (
+        "types",
+        "Ernie4_5_VLMoe",
+        {
+            "moe_num_experts": 6,
+            "moe_k": 1,
+            "moe_intermediate_size": [20, 12],
+            "moe_num_shared_experts": 0,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]},
+        },
+    ),
     ("unstated", "SarvamMoE", {**OF_DOTS1, "head_dim": 12}),
     (
         "groups",
