@@ -20,6 +20,7 @@ from quire.models.vision_qwen2 import qwen2_5_vl_tower, qwen2_vl_tower
 
 _TOWERS = {"vision_config": VISION, "audio_config": AUDIO}
 _LIGHTON_OCR = Composite({"": "Qwen3ForCausalLM"}, tied=True, tower=lighton_ocr_tower)
+_KIMI_K25 = Composite({"deepseek_v3": "DeepseekV3ForCausalLM", "kimi_k2": "DeepseekV3ForCausalLM"}, tied=True)
 _COHERE = {"cohere2": "Cohere2ForCausalLM", "cohere": "CohereForCausalLM"}
 COMPOSITES: dict[str, Composite] = {
     "AyaVisionForConditionalGeneration": Composite(_COHERE, tied=True, tower=aya_vision_tower),
@@ -60,6 +61,8 @@ COMPOSITES: dict[str, Composite] = {
         tied=True,
         tower=internvl_tower,
     ),
+    "KimiK25ForConditionalGeneration": _KIMI_K25,
+    "Kimi_K25ForConditionalGeneration": _KIMI_K25,  # as transformers has it
     "Lfm2VlForConditionalGeneration": Composite(
         {"lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"}, True, tower=lfm2_vl_tower
     ),

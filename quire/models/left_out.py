@@ -8,7 +8,14 @@ from dataclasses import replace
 from quire.models.config import ModelConfig
 from quire.program import LeftOut
 
-_PROJECTIONS = ("multi_modal_projector.*", "connector.*", "projector.*", "mlp_AR.*", "resampler_model.*")
+_PROJECTIONS = (
+    "multi_modal_projector.*",
+    "mm_projector.*",
+    "connector.*",
+    "projector.*",
+    "mlp_AR.*",
+    "resampler_model.*",
+)
 _TOWERS = ("visual.*", "vision_*.*", "embed_vision.*", *_PROJECTIONS)
 _AUDIO = ("audio_tower.*", "embed_audio.*")
 _MOST_LATER = 4  # prediction layers after the others

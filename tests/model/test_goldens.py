@@ -108,6 +108,7 @@ def test_every_checkpoint_and_architecture_is_tested(shared_data: Path) -> None:
         *("Glm46VForConditionalGeneration", "GlmOcrForConditionalGeneration"),
         *("PaddleOCRVLForConditionalGeneration", "Exaone4_5_ForConditionalGeneration"),
         "Ernie4_5_VLMoeForConditionalGeneration",
+        *("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
         *("Gemma4UnifiedForCausalLM", "Gemma4ForConditionalGeneration", "Gemma3nForConditionalGeneration"),
         *("Gemma4UnifiedForConditionalGeneration", "Llama4ForConditionalGeneration"),
         *("SeedOssForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM", "StableLmForCausalLM"),

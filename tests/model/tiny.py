@@ -606,6 +606,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": [8, 6],
         "vision_config": {},
     },
+    "composite-kimi_k25": {
+        "architectures": ["KimiK25ForConditionalGeneration"],
+        "tie_word_embeddings": False,
+        "text_config": {
+            "model_type": "kimi_k2",
+            **_LATENT,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "rope_scaling": {
+                **_YARN,
+                "rope_type": None,
+                "type": "yarn",
+                "mscale_all_dim": 1.0,
+                "mscale": 1.0,
+            },
+        },
+    },
     "composite-qwen3_vl_moe": {
         "architectures": ["Qwen3VLMoeForConditionalGeneration"],
         "text_config": {**_SIZES, **_MOE, "moe_intermediate_size": 8, "mlp_only_layers": [0]},

@@ -25,7 +25,8 @@ with warnings.catch_warnings():
 
 LENGTH = 75
 COMPOSITE = (
-    *("Ernie4_5_VLMoe", "Exaone4_5_", "Mistral3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe"),
+    *("Ernie4_5_VLMoe", "Exaone4_5_", "Mistral3"),
+    *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe"),
     *("Glm4v", "Glm46V", "Glm4vMoe", "GlmOcr", "PaddleOCRVL"),
 )
 WITHOUT_CLASS = (

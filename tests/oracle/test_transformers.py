@@ -24,6 +24,7 @@ from oracle import (
     theirs,
     token_ids,
     torch,
+    transformers,
 )
 from safetensors.numpy import load_file, save_file
 
@@ -1083,12 +1084,44 @@ def test_bailing_is_qwen2_moe_with_its_shared_expert_whole(tmp_path: Path) -> No
     assert np.abs(ours(tmp_path, ids) - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", ["KimiK25", "Kimi_K25"])
+def test_the_text_model_of_kimi_k25(name: str, tied: bool, tmp_path: Path) -> None:
+    """Under the names that it was published with; transformers calls its layers blocks when it saves them."""
+    text = {
+        **SIZES,
+        **ROUTED,
+        **ALL_HEADS,
+        "q_lora_rank": 12,
+        "n_group": 2,
+        "topk_group": 1,
+        "rope_scaling": DEEP,
+    }
+    text |= {"model_type": "deepseek_v3", "first_k_dense_replace": 1}
+    torch.manual_seed(0)
+    whole = {"text_config": text, "vision_config": TOWER, "tie_word_embeddings": tied}
+    config = transformers.Kimi_K25Config(**whole, attn_implementation="eager")
+    model = transformers.Kimi_K25ForConditionalGeneration(config).float().eval()
+    randomize(model)
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    published = {key.replace("model.blocks", "model.layers"): value for key, value in tensors.items()}
+    save_file(published, tmp_path / "model.safetensors", {"format": "pt"})
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw["text_config"]["model_type"] = "kimi_k2"
+    raw["architectures"] = [f"{name}ForConditionalGeneration"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    ids = token_ids(SIZES["vocab_size"])
+    expected = theirs(model, ids)
+    assert np.abs(ours(tmp_path, ids) - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
 def test_every_family_is_compared() -> None:
     composites = {*COMPOSITES} - {f"{kind}ForConditionalGeneration" for kind in OF_TEXT}
     compared = {architecture(kind) for kind in (*(kind for _, kind, _ in CASES), *WITHOUT_CLASS)}
     images = (
         *("AyaVision", "Cohere2Vision", "Idefics3", "InternVL", "Lfm2Vl", "LightOnOcr", "LightOnOCR"),
-        *("Llava", "SmolVLM"),
+        *("KimiK25", "Kimi_K25", "Llava", "SmolVLM"),
     )
     elsewhere = {f"{kind}ForConditionalGeneration" for kind in images}
     assert compared | elsewhere == {*FAMILIES, *composites}
