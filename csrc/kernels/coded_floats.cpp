@@ -145,8 +145,8 @@ using Float8Rows = float;
 constexpr int kFloat8Inputs = 1;
 #endif
 
-// A table of 16 floats. With AVX2 it is one of bytes for each byte of a float: looking up four bytes and joining
-// them takes less than choosing among sixteen floats.
+// A table of 16 floats. With AVX2 it is one of bytes for each byte of a float: looking up four bytes and
+// joining them takes less than choosing among sixteen floats.
 struct FloatTable {
 #if QUIRE_PARTS == 2
   __m256i bytes[4];
