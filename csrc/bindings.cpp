@@ -64,9 +64,10 @@ NB_MODULE(_core, m) {
   bind_adapters(m);
   bind_sampling(m);
   nb::class_<KVCache>(m, "KVCache", "Keys and values of the layers of one cache group.")
-      .def(nb::init<int64_t, const std::string&, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>(),
+      .def(nb::init<int64_t, const std::string&, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+                    int64_t, int64_t>(),
            "group"_a, "format"_a, "layers"_a, "num_blocks"_a, "block_size"_a, "heads"_a, "dim"_a,
-           "value_dim"_a)
+           "value_dim"_a, "every"_a = 1, "apart"_a = 1)
       .def(
           "blocks",
           [](nb::handle self, size_t num_blocks) {
@@ -153,7 +154,7 @@ NB_MODULE(_core, m) {
            "offset"_a, "centered"_a)
       .def("gated_norm", &Native::gated_norm, "rows"_a, "out"_a, "x"_a, "gate"_a, "width"_a, "weight"_a,
            "eps"_a, "activation"_a, "gate_first"_a, "groups"_a)
-      .def("rope_table", &Native::rope_table, "pairs"_a, "scale"_a, "axes"_a)
+      .def("rope_table", &Native::rope_table, "pairs"_a, "scale"_a, "axes"_a, "behind"_a = 0)
       .def("place_table", &Native::place_table, "places"_a, "axes"_a, "pairs"_a, "frequencies"_a)
       .def("mixed_rows", &Native::mixed_rows, "out"_a, "places"_a, "table"_a, "number"_a)
       .def("join_rows", &Native::join_rows, "out"_a, "x"_a, "width"_a)
@@ -174,6 +175,11 @@ NB_MODULE(_core, m) {
            "window"_a, "chunked"_a, "softcap"_a, "sinks"_a.none(), "causal"_a)
       .def("attend_latents", &Native::attend_latents, "out"_a, "q"_a, "q_rest"_a, "cache"_a, "layer"_a,
            "heads"_a, "scale"_a, "chosen"_a = -1, "number"_a = 0)
+      .def("attend_vectors", &Native::attend_vectors, "out"_a, "q"_a, "cache"_a, "layer"_a, "heads"_a,
+           "scale"_a, "window"_a, "sinks"_a.none(), "entries"_a.none(), "entry_layer"_a, "chosen"_a = -1,
+           "number"_a = 0)
+      .def("compress", &Native::compress, "out"_a, "values"_a, "gates"_a, "cache"_a, "layer"_a, "bias"_a,
+           "every"_a, "dim"_a)
       .def("choose_positions", &Native::choose_positions, "out"_a, "q"_a, "factors"_a, "cache"_a, "layer"_a,
            "heads"_a, "number"_a)
       .def("attend_rows", &Native::attend_rows, "out"_a, "q"_a, "k"_a, "v"_a, "heads"_a, "groups"_a, "dim"_a,

@@ -22,11 +22,12 @@ inline KVFormat kv_format(const std::string& name) {
 }
 
 // The keys and values of the `layers` layers of one cache group; or, without `heads`, latents of `dim`
-// numbers with values of `value_dim`. Index keys are keys of one head without values.
+// numbers with values of `value_dim`. Index keys are keys of one head without values. Latents may be entries
+// of `every` tokens, `block_size` of them in a block, or one in every `apart`th.
 class KVCache {
  public:
   KVCache(int64_t group, const std::string& name, int64_t layers, int64_t num_blocks, int64_t block_size,
-          int64_t heads, int64_t dim, int64_t value_dim)
+          int64_t heads, int64_t dim, int64_t value_dim, int64_t every, int64_t apart)
       : group_(group) {
     const KVFormat format = kv_format(name);
     const bool latent = heads == 0, scaled = format == KVFormat::int8;
@@ -36,16 +37,18 @@ class KVCache {
     keys_ = Memory((size_t)(num_blocks * stride * key));
     values_ = Memory((size_t)(num_blocks * stride * value));
     if (scaled) {
-      key_scales_ = Memory((size_t)(num_blocks * stride * block_size) * sizeof(float));
+      if (!latent || dim > value_dim)
+        key_scales_ = Memory((size_t)(num_blocks * stride * block_size) * sizeof(float));
       if (value_dim) value_scales_ = Memory((size_t)(num_blocks * stride * block_size) * sizeof(float));
     }
     for (int64_t layer = 0; layer < layers; ++layer) {
       const int64_t first = layer * each;
-      layers_.push_back(
-          {format, each, dim, value_dim, block_size, stride,
-           latent ? nullptr : keys_.as<uint8_t>() + first * key, values_.as<uint8_t>() + first * value,
-           scaled ? key_scales_.as<float>() + first * block_size : nullptr,
-           scaled && value_dim ? value_scales_.as<float>() + first * block_size : nullptr, latent});
+      layers_.push_back({format, each, dim, value_dim, block_size, stride,
+                         latent ? nullptr : keys_.as<uint8_t>() + first * key,
+                         values_.as<uint8_t>() + first * value,
+                         key_scales_.bytes() ? key_scales_.as<float>() + first * block_size : nullptr,
+                         value_scales_.bytes() ? value_scales_.as<float>() + first * block_size : nullptr,
+                         latent, every, apart});
     }
   }
   int64_t group() const { return group_; }

@@ -2,6 +2,40 @@
 
 namespace quire {
 
+void Native::experts(int64_t out, int64_t x, int64_t scores, std::vector<std::optional<MatrixPtr>> matrices,
+                     std::vector<std::optional<Floats>> biases, Routing routing, const std::string& name,
+                     float limit) {
+  ExpertWeights weights{matrices.at(0).value_or(nullptr),
+                        matrices.at(1).value(),
+                        matrices.at(2).value(),
+                        vector(biases.at(0)),
+                        vector(biases.at(1)),
+                        vector(biases.at(2))};
+  auto state =
+      std::make_shared<ExpertsState>(std::move(weights), std::move(routing), activation(name), limit);
+  executor_.add(std::make_unique<ChooseExperts>(state, scores));
+  executor_.add(std::make_unique<RouteExperts>(state));
+  executor_.add(std::make_unique<GatherExperts>(state, x));
+  executor_.add(std::make_unique<MultiplyExperts>(state, MultiplyExperts::Which::gate_up));
+  executor_.add(std::make_unique<ActivateExperts>(state));
+  executor_.add(std::make_unique<MultiplyExperts>(state, MultiplyExperts::Which::down));
+  executor_.add(std::make_unique<SumExperts>(state, out));
+}
+
+void Native::write_kv(int64_t k, int64_t v, std::shared_ptr<KVCache> cache, int64_t layer) {
+  executor_.add(std::make_unique<WriteKV>(k, v, cache->layer(layer), KVPlace{cache->group()}));
+  caches_.push_back(std::move(cache));
+}
+
+void Native::attend(const std::string& rows, int64_t out, int64_t q, std::shared_ptr<KVCache> cache,
+                    int64_t layer, int64_t heads, float scale, int64_t window, bool chunked, float softcap,
+                    std::optional<Floats> sinks, bool causal) {
+  const KVLayer* of = cache->layer(layer);
+  const Attention how{of, heads, of->heads, scale, window, softcap, of_scores_.keep(sinks), chunked, false};
+  add_attention(count(rows), q, -1, out, how, {cache->group()}, causal);
+  caches_.push_back(std::move(cache));
+}
+
 void Native::attend_rows(int64_t out, int64_t q, int64_t k, int64_t v, int64_t heads, int64_t groups,
                          int64_t dim, int64_t value_dim, float scale, int64_t reach,
                          std::optional<Floats> biases, int64_t first_after, bool halves, bool windowed) {
@@ -20,7 +54,33 @@ void Native::attend_latents(int64_t out, int64_t q, int64_t q_rest, std::shared_
                             int64_t layer, int64_t heads, float scale, int64_t chosen, int64_t number) {
   Attention how{cache->layer(layer), heads, latent_groups(heads), scale, 0, 0, nullptr, false, false};
   how.chosen = number;
-  add_attention(Count::tokens, q, q_rest, out, how, {cache->group()}, false, chosen);
+  add_attention(Count::tokens, q, q_rest, out, how, {cache->group()}, false, {chosen});
+  caches_.push_back(std::move(cache));
+}
+
+void Native::attend_vectors(int64_t out, int64_t q, std::shared_ptr<KVCache> cache, int64_t layer,
+                            int64_t heads, float scale, int64_t window, std::optional<Floats> sinks,
+                            std::optional<std::shared_ptr<KVCache>> entries, int64_t entry_layer,
+                            int64_t chosen, int64_t number) {
+  const int64_t groups = latent_groups(heads);
+  Attention how{cache->layer(layer), heads, groups, scale, window, 0, of_scores_.keep(sinks), false, false};
+  how.chosen = number;
+  how.listed = true;
+  Attend::Lists lists{chosen};
+  if (entries) {
+    how.entries = (*entries)->layer(entry_layer);
+    lists.entry_group = (*entries)->group();
+    caches_.push_back(std::move(*entries));
+  }
+  add_attention(Count::tokens, q, -1, out, how, {cache->group()}, true, lists);
+  caches_.push_back(std::move(cache));
+}
+
+void Native::compress(int64_t out, int64_t values, int64_t gates, std::shared_ptr<KVCache> cache,
+                      int64_t layer, Floats bias, int64_t every, int64_t dim) {
+  const Compression how{cache->layer(layer), nullptr, every, dim};
+  executor_.add(std::make_unique<KeepInputs>(values, gates, how.cache, cache->group()));
+  executor_.add(std::make_unique<Compress>(out, how, vector(bias), cache->group()));
   caches_.push_back(std::move(cache));
 }
 

@@ -17,6 +17,7 @@
 #include "core/adapters.h"
 #include "core/attention.h"
 #include "core/by_head.h"
+#include "core/compress.h"
 #include "core/delta.h"
 #include "core/executor.h"
 #include "core/experts.h"
@@ -211,8 +212,8 @@ class Native {
   }
 
   // Returns the number of the table, for `rotary` and `frequencies`.
-  int64_t rope_table(int64_t pairs, double scale, std::vector<int64_t> axes) {
-    return add_rope(std::make_unique<RopeTable>(pairs, scale, std::move(axes)));
+  int64_t rope_table(int64_t pairs, double scale, std::vector<int64_t> axes, int64_t behind) {
+    return add_rope(std::make_unique<RopeTable>(pairs, scale, std::move(axes), behind));
   }
   int64_t place_table(int64_t places, int64_t axes, int64_t pairs, Floats frequencies) {
     return add_rope(std::make_unique<RopeTable>(pairs, places, axes, vector(frequencies)));
@@ -259,41 +260,24 @@ class Native {
 
   void experts(int64_t out, int64_t x, int64_t scores, std::vector<std::optional<MatrixPtr>> matrices,
                std::vector<std::optional<Floats>> biases, Routing routing, const std::string& name,
-               float limit) {
-    ExpertWeights weights{matrices.at(0).value_or(nullptr),
-                          matrices.at(1).value(),
-                          matrices.at(2).value(),
-                          vector(biases.at(0)),
-                          vector(biases.at(1)),
-                          vector(biases.at(2))};
-    auto state =
-        std::make_shared<ExpertsState>(std::move(weights), std::move(routing), activation(name), limit);
-    executor_.add(std::make_unique<ChooseExperts>(state, scores));
-    executor_.add(std::make_unique<RouteExperts>(state));
-    executor_.add(std::make_unique<GatherExperts>(state, x));
-    executor_.add(std::make_unique<MultiplyExperts>(state, MultiplyExperts::Which::gate_up));
-    executor_.add(std::make_unique<ActivateExperts>(state));
-    executor_.add(std::make_unique<MultiplyExperts>(state, MultiplyExperts::Which::down));
-    executor_.add(std::make_unique<SumExperts>(state, out));
-  }
+               float limit);
 
-  void write_kv(int64_t k, int64_t v, std::shared_ptr<KVCache> cache, int64_t layer) {
-    executor_.add(std::make_unique<WriteKV>(k, v, cache->layer(layer), KVPlace{cache->group()}));
-    caches_.push_back(std::move(cache));
-  }
+  void write_kv(int64_t k, int64_t v, std::shared_ptr<KVCache> cache, int64_t layer);
   // `causal`: tokens see none after their own, whatever the batch says.
   void attend(const std::string& rows, int64_t out, int64_t q, std::shared_ptr<KVCache> cache, int64_t layer,
               int64_t heads, float scale, int64_t window, bool chunked, float softcap,
-              std::optional<Floats> sinks, bool causal) {
-    const KVLayer* of = cache->layer(layer);
-    const Attention how{of, heads, of->heads, scale, window, softcap, of_scores_.keep(sinks), chunked, false};
-    add_attention(count(rows), q, -1, out, how, {cache->group()}, causal);
-    caches_.push_back(std::move(cache));
-  }
+              std::optional<Floats> sinks, bool causal);
   // With lists of `number` positions in the buffer `chosen` (choose_positions), of these.
   void attend_latents(int64_t out, int64_t q, int64_t q_rest, std::shared_ptr<KVCache> cache, int64_t layer,
                       int64_t heads, float scale, int64_t chosen, int64_t number);
-  // Must follow the write of the keys.
+  // To the vectors of a window, then to entries, if there is a cache of these: to all, or lists of `number`.
+  void attend_vectors(int64_t out, int64_t q, std::shared_ptr<KVCache> cache, int64_t layer, int64_t heads,
+                      float scale, int64_t window, std::optional<Floats> sinks,
+                      std::optional<std::shared_ptr<KVCache>> entries, int64_t entry_layer, int64_t chosen,
+                      int64_t number);
+  void compress(int64_t out, int64_t values, int64_t gates, std::shared_ptr<KVCache> cache, int64_t layer,
+                Floats bias, int64_t every, int64_t dim);
+  // Must follow the write of the keys, of positions or entries.
   void choose_positions(int64_t out, int64_t q, int64_t factors, std::shared_ptr<KVCache> cache,
                         int64_t layer, int64_t heads, int64_t number);
   // Of q over the k and v of the same row, or if `windowed` the same window, on both sides of each token;
@@ -374,8 +358,8 @@ class Native {
     return (int64_t)ropes_.size() - 1;
   }
   void add_attention(Count count, int64_t q, int64_t q_rest, int64_t out, const Attention& how, KVPlace place,
-                     bool causal = false, int64_t chosen = -1) {
-    auto attend = std::make_unique<Attend>(count, q, q_rest, out, how, std::move(place), causal, chosen);
+                     bool causal = false, Attend::Lists lists = {}) {
+    auto attend = std::make_unique<Attend>(count, q, q_rest, out, how, std::move(place), causal, lists);
     auto merge = std::make_unique<MergeSegments>(attend.get());
     executor_.add(std::move(attend));
     executor_.add(std::move(merge));

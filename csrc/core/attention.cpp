@@ -59,9 +59,10 @@ void WriteKV::run(const Step& step, int64_t task, int) {
   int64_t sequence = sequence_of(batch, first);
   for (int64_t token = first; token < last; ++token) {
     while (token >= batch.row_offsets[sequence + 1]) ++sequence;
-    const int64_t position = batch.positions[token];
-    const int64_t block = place_.table(batch, sequence)[position / cache_->block_size];
-    step.kernels.write_kv(*cache_, block, position % cache_->block_size,
+    const int64_t position = batch.positions[token], vector = position / cache_->every;
+    if ((position + 1) % cache_->every) continue;
+    const int64_t block = place_.table(batch, sequence)[cache_->block_of(vector)];
+    step.kernels.write_kv(*cache_, block, vector % cache_->block_size,
                           step.buffers[(size_t)k_] + token * keys, step.buffers[(size_t)v_] + token * values);
   }
 }
@@ -112,6 +113,7 @@ void Attend::list_tiles() {
   for (const Run& run : runs_) {  // long contexts first
     int64_t see_all = run.count;  // tokens; the others attend to positions of their own
     if (how_.chosen) see_all = std::clamp<int64_t>(how_.chosen - positions_[run.first], 0, run.count);
+    if (how_.listed) see_all = 0;
     for (int64_t at = run.count - 1; at >= see_all; --at) add_tile(run, at, 1);
     for (int64_t at = (ceil_div(see_all, most) - 1) * most; at >= 0; at -= most)
       add_tile(run, at, std::min(most, see_all - at));
@@ -120,9 +122,9 @@ void Attend::list_tiles() {
 
 void Attend::add_tile(const Run& run, int64_t at, int64_t tokens) {
   const int64_t first = run.first + at, last = first + tokens - 1;
-  const int64_t oldest = how_.oldest(positions_[first]);
-  int64_t end = ends_ ? ends_[last] : how_.newest(positions_[last], run.length) + 1;
-  if (how_.chosen) end = std::min(end, how_.chosen);
+  const int64_t listed = how_.num_listed(positions_[first]);
+  const int64_t oldest = listed ? 0 : how_.oldest(positions_[first]);
+  const int64_t end = listed ? listed : ends_ ? ends_[last] : how_.newest(positions_[last], run.length) + 1;
   const int64_t first_segment = oldest / kSegment, segments = ceil_div(end, kSegment) - first_segment;
   tiles_.push_back({run.sequence, first, tokens, first_segment, segments, end - oldest, 1, run.length, 0});
 }
@@ -173,12 +175,11 @@ AttentionUnit Attend::unit(const Step& step, const Piece& piece) const {
   const int64_t last = tile.segments * (piece.number + 1) / tile.pieces;
   AttentionUnit unit{};
   unit.q = step.buffers[(size_t)q_] + heads * (cache.latent ? cache.value_dim : cache.dim);
-  unit.q_rest = cache.latent ? step.buffers[(size_t)q_rest_] + heads * rest : unit.q;
+  unit.q_rest = q_rest_ < 0 ? unit.q : step.buffers[(size_t)q_rest_] + heads * rest;
   unit.out = step.buffers[(size_t)out_] + heads * cache.value_dim;
   unit.positions = positions_ + tile.first;
   unit.ends = ends_ ? ends_ + tile.first : nullptr;
-  if (how_.chosen && positions_[tile.first] >= how_.chosen)
-    unit.chosen = (const int32_t*)step.buffers[(size_t)chosen_] + tile.first * how_.chosen;
+  list_vectors(step, tile, unit);
   unit.tokens = tile.tokens;
   unit.group = piece.group;
   unit.block_table = place_.table(batch, tile.sequence);
@@ -192,6 +193,18 @@ AttentionUnit Attend::unit(const Step& step, const Piece& piece) const {
         records_.as<float>() + tile.records + piece.group * rows * unit.row_stride + first * record;
   }
   return unit;
+}
+
+// Says which vectors take the place of the context of a token, if any do.
+void Attend::list_vectors(const Step& step, const Tile& tile, AttentionUnit& unit) const {
+  const int64_t position = positions_[tile.first];
+  unit.listed = how_.num_listed(position);
+  if (!unit.listed) return;
+  unit.recent = how_.listed ? how_.num_recent(position) : 0;
+  unit.entry_table = step.batch.table(how_.entries ? lists_.entry_group : place_.group, tile.sequence);
+  const bool all = how_.listed && (!how_.entries || (position + 1) / how_.entries->every <= how_.chosen);
+  if (how_.chosen && !all)
+    unit.chosen = (const int32_t*)step.buffers[(size_t)lists_.chosen] + tile.first * how_.chosen;
 }
 
 void Attend::run(const Step& step, int64_t task, int thread) {

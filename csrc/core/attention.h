@@ -77,11 +77,17 @@ class WriteKV : public Op {
 // sums are the same either way.
 class Attend : public Op {
  public:
-  // Of all tokens, or of those that need logits. `q_rest` is -1 unless the cache has latents. If `causal`,
-  // they see nothing after themselves, even if the batch has ends of what they see. `chosen` are lists of the
-  // positions that tokens attend to, if they see more than how.chosen.
+  // What takes the place of contexts: `chosen` are lists of the positions, or entries, that tokens attend to,
+  // if they see more than how.chosen. Those of how.entries are in the blocks of a group.
+  struct Lists {
+    int64_t chosen = -1;  // buffer
+    int64_t entry_group = -1;
+  };
+
+  // Of all tokens, or of those that need logits. `q_rest` is -1 unless the cache has latents with a rest. If
+  // `causal`, they see nothing after themselves, even if the batch has ends of what they see.
   Attend(Count count, int64_t q, int64_t q_rest, int64_t out, const Attention& how, KVPlace place,
-         bool causal, int64_t chosen)
+         bool causal, Lists lists)
       : count_(count),
         q_(q),
         q_rest_(q_rest),
@@ -89,7 +95,7 @@ class Attend : public Op {
         how_(how),
         place_(std::move(place)),
         causal_(causal),
-        chosen_(chosen) {}
+        lists_(lists) {}
 
   void prepare(const Step& step) override;
   int64_t tasks(const Step&) const override { return (int64_t)task_ends_.size(); }
@@ -123,13 +129,14 @@ class Attend : public Op {
   void cut_tiles(int threads);
   void list_pieces();
   AttentionUnit unit(const Step& step, const Piece& piece) const;
+  void list_vectors(const Step& step, const Tile& tile, AttentionUnit& unit) const;
 
   const Count count_;
   int64_t q_, q_rest_, out_;  // buffers
   const Attention how_;
   const KVPlace place_;
   const bool causal_;
-  const int64_t chosen_;  // buffer
+  const Lists lists_;
   std::vector<Run> runs_;
   const int64_t* positions_ = nullptr;           // of the rows of q
   const int64_t* ends_ = nullptr;                // of what they see, or null

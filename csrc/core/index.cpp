@@ -38,14 +38,17 @@ int64_t ChoosePositions::work(const Tile& tile) const { return tile.tokens * how
 void ChoosePositions::prepare(const Step& step) {
   const Batch& batch = step.batch;
   const int64_t most = std::max<int64_t>(1, kUnitRows / how_.heads);
-  tiles_.clear(), pieces_.clear(), divided_.clear();
+  tiles_.clear(), pieces_.clear(), divided_.clear(), seen_.clear();
+  for (int64_t token = 0; token < batch.tokens; ++token)
+    seen_.push_back((batch.positions[token] + 1) / how_.cache->every);
   int64_t total = 0, tokens = 0, records = 0;
   for (int64_t sequence = 0; sequence < batch.sequences; ++sequence) {
     const int64_t begin = batch.row_offsets[sequence], end = batch.row_offsets[sequence + 1];
-    const int64_t seeing = number_ - batch.positions[begin];  // tokens at the start that see no more
+    // Tokens at the start that see no more.
+    const int64_t seeing = (number_ + 1) * how_.cache->every - 1 - batch.positions[begin];
     for (int64_t first = begin + std::max<int64_t>(0, seeing); first < end; first += most) {
       const int64_t count = std::min(most, end - first);
-      const int64_t segments = ceil_div(batch.positions[first + count - 1] + 1, kSegment);
+      const int64_t segments = ceil_div(seen_[(size_t)(first + count - 1)], kSegment);
       tiles_.push_back({sequence, first, count, segments, 1, 0});
       total += work(tiles_.back());
       tokens = std::max(tokens, count);
@@ -78,6 +81,7 @@ void ChoosePositions::run(const Step& step, int64_t task, int thread) {
   AttentionUnit unit{};
   unit.q = unit.q_rest = step.buffers[(size_t)q_] + tile.first * how_.heads * how_.cache->dim;
   unit.positions = step.batch.positions + tile.first;
+  unit.ends = seen_.data() + tile.first;
   unit.tokens = tile.tokens;
   unit.block_table = step.batch.table(group_, tile.sequence);
   std::vector<Best> best;
@@ -89,7 +93,7 @@ void ChoosePositions::run(const Step& step, int64_t task, int thread) {
     step.kernels.score_segment(how_, unit, step.buffers[(size_t)factors_] + tile.first * how_.heads, scores,
                                scratch);
     for (int64_t token = 0; token < tile.tokens; ++token) {
-      const int64_t start = segment * kSegment, seen = unit.positions[token] + 1;
+      const int64_t start = segment * kSegment, seen = unit.ends[token];
       for (int64_t at = start; at < std::min(seen, start + kSegment); ++at)
         best[(size_t)token].add(Best::entry(scores[token * kSegment + at - start], at));
     }

@@ -1,4 +1,4 @@
-// Ops that choose the positions that tokens attend to, by scores of cached index keys.
+// Ops that choose the positions, or entries, that tokens attend to, by scores of cached index keys.
 #pragma once
 
 #include <vector>
@@ -66,6 +66,7 @@ class ChoosePositions : public Op {
   int64_t q_, factors_, out_;  // buffers
   const Attention how_;
   const int64_t group_, number_;
+  std::vector<int64_t> seen_;  // positions or entries, by token
   std::vector<Tile> tiles_;
   std::vector<Piece> pieces_;
   std::vector<Piece> divided_;                // tokens of divided tiles

@@ -154,7 +154,7 @@ float RopeTable::angle(const Step& step, int64_t token, int64_t pair, const Vect
   const bool three = !axes_.empty() && step.batch.rotary != nullptr;
   const int64_t position =
       three ? step.batch.rotary[3 * token + axes_[(size_t)pair]] : step.batch.positions[token];
-  return (float)position * (*frequencies)[(size_t)pair];
+  return (float)(position - behind_) * (*frequencies)[(size_t)pair];
 }
 
 void RopeTable::run_rows(const Step& step, int64_t first, int64_t last) {

@@ -146,9 +146,9 @@ class RowWise : public Op {
 class RopeTable : public Op {
  public:
   // `scale` is a factor of cosine and sine. With `axes` [pairs], tokens have three positions where the batch
-  // says so, by one of which each pair rotates.
-  RopeTable(int64_t pairs, double scale, std::vector<int64_t> axes = {})
-      : pairs_(pairs), scale_(scale), axes_(std::move(axes)) {}
+  // says so, by one of which each pair rotates. They rotate as if they were so many positions `behind`.
+  RopeTable(int64_t pairs, double scale, std::vector<int64_t> axes = {}, int64_t behind = 0)
+      : pairs_(pairs), scale_(scale), axes_(std::move(axes)), behind_(behind) {}
   // By the places [tokens, axes] that are the value `places`; each rotates an equal part of the pairs.
   RopeTable(int64_t pairs, int64_t places, int64_t axes, Vector frequencies)
       : pairs_(pairs), places_(places), num_axes_(axes), of_places_(std::move(frequencies)) {}
@@ -169,6 +169,7 @@ class RopeTable : public Op {
   int64_t pairs_;
   double scale_ = 1;
   std::vector<int64_t> axes_;
+  int64_t behind_ = 0;
   int64_t places_ = -1, num_axes_ = 0;
   Vector of_places_;
   std::map<int64_t, Vector> frequencies_;

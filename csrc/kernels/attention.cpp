@@ -155,7 +155,7 @@ void attend_partition(const Work& w, int64_t start, int64_t end) {
       return mix<Pairs>(w, t, StoredValues<Form>{blocks});
     }
   }
-  const int64_t next = w.unit.chosen ? end : start + kPartition;  // what is chosen is not side by side
+  const int64_t next = w.unit.listed ? end : start + kPartition;  // what is listed is not side by side
   PartitionPrefetch ahead(w, sizeof(typename Stored<Form>::Type), next, end);
   by_panel(low, high, [&](int64_t first, int64_t last) {
     if (w.cache.latent) {

@@ -27,8 +27,9 @@ struct Attention {
   // own at `first_after`. Whole panels of positions from the first of a sequence on have one. Null: none.
   const float* biases = nullptr;
   int64_t num_biases = 0, first_after = 0;
-  int64_t chosen =
-      0;  // positions that a token attends to if it sees more (AttentionUnit); 0: it attends to all
+  int64_t chosen = 0;   // positions or entries that a token attends to if it sees more; 0: it attends to all
+  bool listed = false;  // tokens attend to their windows and then to entries (AttentionUnit)
+  const KVLayer* entries = nullptr;  // of such tokens, or null
 
   // Always inlined: shared by kernels of several instruction sets.
   [[gnu::always_inline]] int64_t group() const { return heads / groups; }
@@ -42,6 +43,19 @@ struct Attention {
     if (!both) return position;
     return window && position + window < length ? position + window : length - 1;
   }
+  // The entries that a token attends to, and the positions before them, if tokens are `listed`.
+  [[gnu::always_inline]] int64_t num_entries(int64_t position) const {
+    const int64_t complete = entries ? (position + 1) / entries->every : 0;
+    return chosen && chosen < complete ? chosen : complete;
+  }
+  [[gnu::always_inline]] int64_t num_recent(int64_t position) const {
+    return position + 1 < window ? position + 1 : window;
+  }
+  // The vectors that take the place of the context of a token; 0 if none do.
+  [[gnu::always_inline]] int64_t num_listed(int64_t position) const {
+    if (listed) return num_recent(position) + num_entries(position);
+    return chosen && position >= chosen ? chosen : 0;
+  }
 };
 
 // Some tokens of one sequence, with the query heads of one group. Its rows are pairs (token, head of the
@@ -52,7 +66,12 @@ struct AttentionUnit {
   float* out;                // [tokens, heads, value_dim]
   const int64_t* positions;  // [tokens], ascending by one
   const int64_t* ends;       // [tokens], ascending, of what tokens see beyond their own positions; or null
-  const int32_t* chosen;     // of one token: the positions that take the place of all, ascending; or null
+  // Of one token: so many vectors take the place of its context, if not 0. The first are the `recent`
+  // positions up to its own. The others are entries, or positions of the same cache: from the first on, or
+  // those `chosen`, ascending.
+  int64_t listed, recent;
+  const int32_t* chosen;
+  const int64_t* entry_table;  // of their blocks
   int64_t tokens;
   int64_t group;               // also the head of the cache, but for latents
   const int64_t* block_table;  // of the sequence

@@ -39,6 +39,17 @@ struct Visible {
   int64_t oldest, newest;
 };
 
+// A vector of a latent cache.
+struct Place {
+  const KVLayer& layer;
+  int64_t index;
+
+  template <typename T>
+  const T* vector() const {
+    return (const T*)layer.values + index * layer.dim;
+  }
+};
+
 struct Work {
   const Attention& how;
   const AttentionUnit& unit;
@@ -67,13 +78,24 @@ struct Work {
   // Returns the index of a row among the query heads of all tokens.
   int64_t query(int64_t row) const { return row / group * how.heads + unit.group * group + row % group; }
   float* out(int64_t row) const { return unit.out + query(row) * value_dim; }
-  // Returns the position that takes a place in the order of sums.
-  int64_t at(int64_t position) const { return unit.chosen ? unit.chosen[position] : position; }
   // Returns the index of the unit's head in the block of a position, in heads, and the offset in the block.
   int64_t page(int64_t position) const {
-    return unit.block_table[at(position) >> shift] * cache.stride + (cache.latent ? 0 : unit.group);
+    const int64_t block = unit.block_table[((position >> shift) + 1) * cache.apart - 1];
+    return block * cache.stride + (cache.latent ? 0 : unit.group);
   }
-  int64_t place(int64_t position) const { return at(position) & (size - 1); }
+  int64_t place(int64_t position) const { return position & (size - 1); }
+  // Returns the vector, of a latent cache, that has a place in the order of sums.
+  Place vector(int64_t i) const {
+    if (!unit.listed) return {cache, page(i) * size + place(i)};
+    if (i < unit.recent) {
+      const int64_t position = unit.positions[0] + 1 - unit.recent + i;
+      return {cache, page(position) * size + place(position)};
+    }
+    const KVLayer& from = how.entries ? *how.entries : cache;
+    const int64_t entry = unit.chosen ? unit.chosen[i - unit.recent] : i - unit.recent;
+    const int64_t block = unit.entry_table[from.block_of(entry)] * from.stride;
+    return {from, block * from.block_size + entry % from.block_size};
+  }
 };
 
 inline Work start(const Attention& how, const AttentionUnit& unit, float* scratch) {
@@ -97,7 +119,7 @@ inline Work start(const Attention& how, const AttentionUnit& unit, float* scratc
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t at = w.position(row);
     w.visible[row] = {how.oldest(at), unit.ends ? unit.ends[row / group] - 1 : how.newest(at, unit.length)};
-    if (unit.chosen) w.visible[row] = {0, how.chosen - 1};
+    if (unit.listed) w.visible[row] = {0, unit.listed - 1};
   }
   if (!unit.records) {
     w.records = take(rows * record_floats(cache.value_dim));
@@ -168,9 +190,11 @@ struct Columns {
 // Copies the scales of positions [low, high) of the partition at `start`: of values, and of keys, but for
 // latents, whose parts have two and are multiplied by them when they are laid out.
 inline void copy_scales(const Work& w, int64_t start, int64_t low, int64_t high) {
-  if (w.unit.chosen) {
-    for (int64_t i = start + low; i < start + high; ++i)
-      w.value_scales[i - start] = w.cache.value_scales[w.page(i) * w.size + w.place(i)];
+  if (w.unit.listed) {
+    for (int64_t i = low; i < high; ++i) {
+      const Place from = w.vector(start + i);
+      w.value_scales[i] = from.layer.value_scales[from.index];
+    }
     return;
   }
   for (int64_t i = low / kPanel * kPanel; i < high; i += kPanel) {
@@ -214,14 +238,13 @@ void lay_latent_keys(const Work& w, int64_t start, int64_t low, int64_t high) {
   constexpr int64_t kSide = Pairs ? 2 * kLanes : kLanes;  // components of a square
   const int64_t panel = low / kPanel, first = start + panel * kPanel, dim = w.dim;
   const T* rows[kLanes];
-  F scales[2];
+  F scales[2]{};
   for (int64_t i = 0; i < kLanes; ++i) {
-    const int64_t position = least(most(first + i, start + low), start + high - 1);
-    const int64_t at = w.page(position) * w.size + w.place(position);
-    rows[i] = (const T*)w.cache.values + at * dim;
+    const Place from = w.vector(least(most(first + i, start + low), start + high - 1));
+    rows[i] = from.vector<T>();
     if constexpr (Form == KVFormat::int8) {
-      scales[0][i] = w.cache.value_scales[at];
-      scales[1][i] = w.cache.key_scales[at];
+      scales[0][i] = from.layer.value_scales[from.index];
+      if (dim > w.value_dim) scales[1][i] = from.layer.key_scales[from.index];
     }
   }
   float* to = w.keys + panel * w.width * kPanel;
@@ -256,13 +279,15 @@ template <KVFormat Form, bool Pairs>
 void lay_values(const Work& w, int64_t start, int64_t low, int64_t high) {
   using T = typename Stored<Form>::Type;
   const int64_t size = w.size, dim = w.value_dim, stride = w.cache.value_stride();
-  const auto index = [&](int64_t i) { return w.page(start + i) * size + w.place(start + i); };
-  const auto at = [&](int64_t i) { return (const T*)w.cache.values + index(i) * stride; };
+  const auto at = [&](int64_t i) {
+    if (w.unit.listed) return w.vector(start + i).vector<T>();
+    return (const T*)w.cache.values + (w.page(start + i) * size + w.place(start + i)) * stride;
+  };
   T copies[2][kLanes];
   if constexpr (Pairs) {
     for (int64_t i = low / 2 * 2; i < high; i += 2) {
       const bool has_even = i >= low, has_odd = i + 1 < high;
-      const T *even = at(i), *odd = w.unit.chosen && has_odd ? at(i + 1) : even + stride;  // or in one block
+      const T *even = at(i), *odd = w.unit.listed && has_odd ? at(i + 1) : even + stride;  // or in one block
       float* to = w.values + i / 2 * kPanel;
       int64_t d = 0;
       if (has_even && has_odd)

@@ -43,7 +43,7 @@ class PartitionPrefetch {
 
  private:
   static constexpr int64_t kLine = 64, kCalls = 3 * kPanels;
-  const uint8_t* blocks_[2 * kPartition / 8];
+  const uint8_t* blocks_[kPartition];  // of at least one position each, or keys and values of 8
   int64_t bytes_[2], keys_ = 0, count_ = 0, at_ = 0, offset_ = 0, share_;  // keys come first
 };
 

@@ -11,11 +11,12 @@ namespace {
 // Sums one panel of the scores of all heads of a token, where they are positive or NaN.
 template <KVFormat Form>
 QUIRE_INLINE void sum_heads(const Work& w, int64_t token, int64_t i, const float* factors, float* to) {
+  const bool scaled = Form == KVFormat::int8 && !w.cache.latent;  // else keys are laid out with their scales
   for (int64_t j = i; j < i + kPanel; j += kPartLanes) {
     Part sum{};
     for (int64_t head = 0; head < w.group; ++head) {
       Part x = load_as<Part>(w.weights + (token * w.group + head) * kPartition + j);
-      if constexpr (Form == KVFormat::int8) x *= load_as<Part>(w.key_scales + j);
+      if (scaled) x *= load_as<Part>(w.key_scales + j);
       sum = fma(select(x < Part{}, Part{}, x), splat_part(factors[head]), sum);
     }
     store_as(to + j, sum);
@@ -30,10 +31,14 @@ void score_unit(const Work& w, const float* factors, float* scores) {
   const int64_t end = least(first + kSegment, w.newest(w.rows - 1) + 1);
   for (int64_t start = first; start < end; start += kPartition) {
     const int64_t high = least(end - start, kPartition);
-    if constexpr (Form == KVFormat::int8) copy_scales(w, start, 0, high);
+    if (Form == KVFormat::int8 && !w.cache.latent) copy_scales(w, start, 0, high);
     PartitionPrefetch ahead(w, sizeof(typename Stored<Form>::Type), start + kPartition, end);
     by_panel(0, high, [&](int64_t low, int64_t last) {
-      lay_keys<Form, kPaired>(w, start, low, last);
+      if (w.cache.latent) {
+        lay_latent_keys<Form, kPaired>(w, start, low, last);
+      } else {
+        lay_keys<Form, kPaired>(w, start, low, last);
+      }
       ahead.some();
     });
     const LaidPanels keys{w.keys, w.width * kPanel, ahead};

@@ -164,7 +164,7 @@ struct Norm {
 //
 // A latent cache has no separate keys: one vector of a token, [block][block_size][dim], is the key of all
 // heads, and its first `value_dim` numbers are their value. int8 has one scale for these, and one for the
-// rest.
+// rest, if there is any. It may be an entry of several tokens, in the block of the last.
 enum class KVFormat : int32_t { f32, f16, bf16, int8 };
 
 struct KVLayer {
@@ -173,14 +173,21 @@ struct KVLayer {
   uint8_t *keys, *values;
   float *key_scales, *value_scales;  // int8 only
   bool latent;                       // one vector of each token, in `values`
+  int64_t every = 1;                 // tokens of an entry; of entries block_size is their number in a block
+  int64_t apart = 1;                 // blocks of tokens from an entry to the next, if it takes whole blocks
 
   // Always inlined: shared by kernels of several instruction sets.
   [[gnu::always_inline]] int64_t value_stride() const { return latent ? dim : value_dim; }
+  // Returns the place in a block table of the block that has a vector of each token, or an entry.
+  [[gnu::always_inline]] int64_t block_of(int64_t vector) const {
+    return (vector / block_size + 1) * apart - 1;
+  }
 };
 
 struct Source;     // packing.h
 struct Attention;  // attention.h
 struct AttentionUnit;
+struct Compression;  // compress.h
 struct Convolution;  // states.h
 struct Recurrence;
 struct DeltaPiece;  // delta.h
@@ -228,6 +235,8 @@ struct Kernels {
   void (*score_segment)(const Attention& how, const AttentionUnit& unit, const float* factors, float* scores,
                         float* scratch);
 
+  // out [dim] = the entry of the tokens up to `position`, by the block table of their sequence.
+  void (*compress)(const Compression& how, const int64_t* table, int64_t position, float* out);
   void (*convolve)(const Convolution& of);
   void (*recur)(const Recurrence& of);
   void (*apply_delta_rule)(const DeltaPiece& piece);

@@ -47,7 +47,8 @@ QUIRE_INLINE bool write_head(const float* x, int64_t dim, int64_t stride, uint8_
 // Attention gives invisible positions weight zero, but zero times a value that is not finite is not zero: it
 // would affect earlier tokens of its chunk, and through them blocks shared by requests. So such a value is
 // stored as zeros with NaN as its key, which makes the score and the result NaN only for tokens that see the
-// position. A key without a value, of an index, gets the NaN if it is not finite itself.
+// position. A key without a value, of an index, gets the NaN if it is not finite itself, and so does a vector
+// that is key and value: it is read by tokens that see it alone.
 template <KVFormat Form>
 void write_token(const KVLayer& cache, int64_t block, int64_t offset, const float* k, const float* v) {
   constexpr int64_t kBytes = sizeof(typename Stored<Form>::Type);
@@ -61,9 +62,13 @@ void write_token(const KVLayer& cache, int64_t block, int64_t offset, const floa
         cache.latent ? value + value_dim * kBytes : cache.keys + (page * dim * size + offset) * kBytes;
     float* key_scale = cache.key_scales + page * size + offset;
     float* value_scale = cache.value_scales + page * size + offset;
-    const bool finite = write_head<Form>(k, dim, key_stride, key, key_scale);
+    const bool finite = dim == 0 || write_head<Form>(k, dim, key_stride, key, key_scale);
     if (value_dim > 0 ? write_head<Form>(v, value_dim, 1, value, value_scale) : finite) continue;
     const float lost = __builtin_nanf("");
+    if (dim == 0) {
+      write_head<Form>(&lost, 1, 1, value, value_scale);
+      continue;
+    }
     write_head<Form>(&lost, 1, key_stride, key, key_scale);
     if (value_dim == 0) continue;
     __builtin_memset(value, 0, (size_t)(value_dim * kBytes));

@@ -27,6 +27,7 @@ const Kernels table = {
     .attend = attend,
     .merge_segments = merge_segments,
     .score_segment = score_segment,
+    .compress = compress,
     .convolve = convolve,
     .recur = recur,
     .apply_delta_rule = apply_delta_rule,

@@ -34,6 +34,7 @@ void merge_segments(const Attention& how, int64_t head, const float* records, in
 void score_segment(const Attention& how, const AttentionUnit& unit, const float* factors, float* scores,
                    float* scratch);
 
+void compress(const Compression& how, const int64_t* table, int64_t position, float* out);
 void convolve(const Convolution& of);
 void recur(const Recurrence& of);
 void apply_delta_rule(const DeltaPiece& piece);

@@ -8,7 +8,7 @@ from typing import Literal
 
 from quire.backends.kv_cache import KV_ITEM_BYTES, KV_SCALE_BYTES
 from quire.linux import group_folders, text_of
-from quire.program.caches import CacheSpec
+from quire.program.caches import CacheSpec, block_bytes
 from quire.program.passes import plan_buffers
 from quire.program.program import Load, Op, Program, WeightSpec
 from quire.quantize.kinds import Storage
@@ -41,7 +41,7 @@ class HostDevice:
         return "f32"
 
     def block_bytes(self, spec: CacheSpec, kv_dtype: str, block_size: int) -> int:
-        return spec.token_bytes(KV_ITEM_BYTES[kv_dtype], KV_SCALE_BYTES.get(kv_dtype, 0)) * block_size
+        return block_bytes(spec, block_size, KV_ITEM_BYTES[kv_dtype], KV_SCALE_BYTES.get(kv_dtype, 0))
 
     def step_bytes(
         self, program: Program, weights: WeightPlan, num_tokens: int, num_logits: int | None = None

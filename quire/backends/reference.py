@@ -20,7 +20,8 @@ from quire.backends.slots import Deferred, Slots
 from quire.errors import ConfigError
 from quire.images.vision import Vision
 from quire.program.batch import Batch
-from quire.program.caches import PagedIndex, PagedKV, PagedLatent, SlotState
+from quire.program.cache_arrays import paged_arrays
+from quire.program.caches import SlotState
 from quire.program.ops.slot_states import States
 from quire.program.passes import plan_buffers
 from quire.program.program import LowRank, Program, Quantized, Run, Weight
@@ -93,7 +94,7 @@ class ReferenceBackend:
             if isinstance(spec, SlotState):
                 self._caches.append(States.empty(spec, num_slots, num_snapshots))
             else:
-                self._caches.append(_paged(spec, num_blocks[group], block_size, dtype))
+                self._caches.append(paged_arrays(spec, num_blocks[group], block_size, dtype))
         groups = program.cache_groups
         self._memory = BlockMemory(self._arrays(group) for group in range(len(groups)))
         self._layout = layout_of(self.name, kv_cache_dtype, block_size, groups, self._groups)
@@ -203,16 +204,6 @@ class Pass:
 def _read(stored: np.ndarray) -> np.ndarray:
     """Return a value as ops read it: numbers as float32, indices unchanged."""
     return stored if stored.dtype == np.int32 else stored.astype(np.float32, copy=False)
-
-
-def _paged(
-    spec: PagedKV | PagedLatent | PagedIndex, num_blocks: int, block_size: int, dtype: np.dtype[Any]
-) -> Any:
-    """Return the arrays of one layer's cache (quire.program.program.Run)."""
-    if not isinstance(spec, PagedKV):
-        return np.zeros((num_blocks, block_size, spec.dim), dtype)
-    shapes = [(num_blocks, block_size, spec.num_heads, dim) for dim in (spec.key_dim, spec.value_dim)]
-    return tuple(np.zeros(shape, dtype) for shape in shapes)
 
 
 class ReferenceDevice(HostDevice):

@@ -17,6 +17,7 @@ from quire.quantize.quality import Quality, compare, text_logits
 from quire.text.tokenizer import find_tokenizer
 
 LENGTH = 512  # tokens per text
+_TOKENS = 1 << 12  # by which the bytes of caches are counted: so many are whole entries
 MOST_LOGITS = 1 << 26  # of the original, which are kept: a large vocabulary means a shorter text
 
 HOW_TO_READ = (
@@ -103,9 +104,8 @@ def _bits(built: Built, change: Mapping[str, Any]) -> float:
     program = built.description.program
     if "kv_cache_dtype" in change:
         device, dtype = built.description.device, change["kv_cache_dtype"]
-        return (
-            8 * sum(device.block_bytes(spec, dtype, 1) for spec in program.caches) / program.kv_token_bytes(1)
-        )
+        nbytes = sum(device.block_bytes(spec, dtype, _TOKENS) for spec in program.caches)
+        return 8 * nbytes / (_TOKENS * program.kv_token_bytes(1))
     specs = program.weights().values()
     return 8 * sum(map(built.description.weights.stored_bytes, specs)) / sum(spec.size for spec in specs)
 

@@ -1,7 +1,15 @@
 """Programs: models as flat lists of ops, the interface between mathematics and hardware."""
 
 from quire.program.builder import Builder, Names
-from quire.program.caches import CacheSpec, PagedIndex, PagedKV, PagedLatent, SlotState
+from quire.program.caches import (
+    CacheSpec,
+    PagedIndex,
+    PagedInputs,
+    PagedKV,
+    PagedLatent,
+    PagedVectors,
+    SlotState,
+)
 from quire.program.program import Cost, LeftOut, Load, Op, Program, Rows, Value, Weight, WeightSpec
 
 __all__ = [
@@ -13,8 +21,10 @@ __all__ = [
     "Names",
     "Op",
     "PagedIndex",
+    "PagedInputs",
     "PagedKV",
     "PagedLatent",
+    "PagedVectors",
     "Program",
     "Rows",
     "SlotState",

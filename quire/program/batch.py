@@ -89,3 +89,9 @@ class Batch:
             block = self.block_tables[group][self.token_rows, self.positions // self.block_size]
             place = self.memo["places", group] = block, self.positions % self.block_size
         return place
+
+    def entry_places(self, group: int, every: int) -> tuple[Ints, tuple[Ints, Ints]]:
+        """Return the tokens that end an entry of `every` tokens, [n], and (block id, offset) of these."""
+        tokens = np.flatnonzero((self.positions + 1) % every == 0)
+        blocks, offsets = self.places(group)
+        return tokens, (blocks[tokens], offsets[tokens] % self.block_size // every)

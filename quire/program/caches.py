@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from quire.errors import ConfigError
 from quire.program.dtypes import ITEM_BYTES, DType
 
 MAX_DRAFTED = 32  # at most, for a row; backends keep what they need to roll back that far
@@ -71,6 +72,50 @@ class PagedIndex:
 
 
 @dataclass(frozen=True, slots=True)
+class PagedVectors:
+    """A vector of each token, or an entry of each `every` tokens, in blocks: all of the key and of the value.
+
+    An entry lies in the block of its last token, so the content of a block depends on the tokens up to its
+    end alone. With a `window` a token sees only the last `window` positions, its own included.
+    """
+
+    dim: int
+    every: int = 1
+    window: int | None = None
+
+    slot_bytes = snapshot_bytes = 0
+
+    def entries(self, block_size: int) -> int:
+        """Return the entries in a block. Raises ConfigError if they would cross borders of blocks."""
+        if block_size % self.every and self.every % block_size:
+            problem = f"entries of {self.every} tokens do not fit into blocks of {block_size}"
+            raise ConfigError(
+                problem, f"choose a block_size that divides {self.every} or is a multiple of it"
+            )
+        return max(1, block_size // self.every)
+
+    def token_bytes(self, item_bytes: int, scale_bytes: int = 0) -> int:
+        """Return the bytes of a token, of an entry its share rounded up."""
+        return -(-(self.dim * item_bytes + scale_bytes) // self.every)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedInputs:
+    """Numbers of each token, in blocks, always in float32, from which those of later tokens are computed.
+
+    The inputs of the last `window` positions are needed, a token's own included.
+    """
+
+    width: int
+    window: int
+
+    slot_bytes = snapshot_bytes = 0
+
+    def token_bytes(self, item_bytes: int, scale_bytes: int = 0) -> int:
+        return self.width * ITEM_BYTES["float32"]
+
+
+@dataclass(frozen=True, slots=True)
 class SlotState:
     """A state of fixed size per slot, independent of sequence length (recurrences, short convolutions).
 
@@ -109,4 +154,11 @@ class SlotState:
         return 0
 
 
-CacheSpec = PagedKV | PagedLatent | PagedIndex | SlotState
+CacheSpec = PagedKV | PagedLatent | PagedIndex | PagedVectors | PagedInputs | SlotState
+
+
+def block_bytes(spec: CacheSpec, block_size: int, item_bytes: int, scale_bytes: int = 0) -> int:
+    """Return the bytes of a block of one layer; `scale_bytes` as for its token_bytes."""
+    if isinstance(spec, PagedVectors):
+        return (spec.dim * item_bytes + scale_bytes) * spec.entries(block_size)
+    return spec.token_bytes(item_bytes, scale_bytes) * block_size

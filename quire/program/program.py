@@ -285,9 +285,9 @@ class Run:
     """The context of an op's reference, besides its inputs: the batch, the weights, the caches.
 
     `caches` are those of the layers, by their specs: for PagedKV (keys, values), each
-    [blocks, block_size, heads, dim]; for PagedLatent and PagedIndex an array [blocks, block_size, dim]; for
-    SlotState a
-    `quire.program.ops.state.States`. `groups` are the groups of the layers, which index `batch.block_tables`.
+    [blocks, block_size, heads, dim]; for SlotState a `quire.program.ops.state.States`; for others an array
+    [blocks, block_size, dim], of entries [blocks, entries, dim] (quire.program.cache_arrays). `groups` are
+    the groups of the layers, which index `batch.block_tables`.
     """
 
     batch: Batch

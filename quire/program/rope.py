@@ -34,6 +34,8 @@ class Rope:
     With `sections` tokens of images have three positions, in time, height and width, by which the pairs
     rotate in turns: pair i by number i % 3 if i < 3 * sections[i % 3], else by the first (Qwen3-VL). If
     `in_chunks`, the first sections[0] pairs rotate by the first, the next by the second ... (Qwen2-VL).
+    A token rotates as if it were so many positions `behind` its own: an entry of several tokens, in the row
+    of the last, as at the first (DeepSeek-V4).
     """
 
     dim: int
@@ -53,6 +55,7 @@ class Rope:
     rotated_pairs: int = 0  # of "proportional": the other pairs have the frequency 0
     sections: tuple[int, ...] = ()
     in_chunks: bool = False
+    behind: int = 0
 
     def variant(self, limit: int) -> int:
         """Return the set of frequencies for contexts up to `limit` tokens; 0: unscaled, or the only one."""
@@ -91,7 +94,7 @@ class Rope:
         for variant in np.unique(variants):
             frequencies[variants == variant] = self.frequencies(int(variant))
         own = positions[:, None] if positions.ndim == 1 else positions[:, self.axes]
-        angles = (own.astype(np.float32) * frequencies).astype(np.float64)
+        angles = ((own - self.behind).astype(np.float32) * frequencies).astype(np.float64)
         scale = self.attention_factor
         return (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)
 

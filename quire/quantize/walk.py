@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from quire.program.batch import Batch
-from quire.program.caches import CacheSpec, PagedIndex, PagedLatent, SlotState
+from quire.program.cache_arrays import paged_arrays
+from quire.program.caches import CacheSpec, SlotState
 from quire.program.ops.slot_states import States
 from quire.program.passes import plan_buffers
 from quire.program.program import Op, Program, Run, Value, WeightSpec
@@ -66,11 +67,7 @@ class LayerCaches(Sequence[Any]):
     def _made(self, spec: CacheSpec) -> Any:
         if isinstance(spec, SlotState):
             return States.empty(spec, self._rows, 0)
-        shape = (self._blocks, BLOCK_SIZE)
-        if isinstance(spec, PagedLatent | PagedIndex):
-            return np.zeros((*shape, spec.dim), np.float32)
-        dims = (spec.key_dim, spec.value_dim)
-        return tuple(np.zeros((*shape, spec.num_heads, dim), np.float32) for dim in dims)
+        return paged_arrays(spec, self._blocks, BLOCK_SIZE, np.dtype(np.float32))
 
 
 def text_batch(program: Program, ids: Array, variant: int) -> Batch:

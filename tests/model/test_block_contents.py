@@ -101,7 +101,7 @@ def test_wrong_contents_are_noticed(alone: dict[int, Answer]) -> None:
     run(engine)
     contents = contents_of(engine)
     groups = range(len(engine.scheduler.caches.groups))
-    assert len(groups) == 6
+    assert len(groups) == 13
     for group in groups:
         wrong = {
             one: {g: bytes(len(c)) if g == group else c for g, c in own.items()}
@@ -122,7 +122,7 @@ def test_a_content_of_another_size_is_refused() -> None:
 def test_layouts_differ_where_contents_do() -> None:
     def layout(block_size: int = 16, kv_dtype: str = "float32") -> str:
         program = mixed()
-        capacity = Capacity([9] * 6, block_size, kv_dtype, 2)
+        capacity = Capacity([9] * len(program.cache_groups), block_size, kv_dtype, 2)
         backend: Backend = test_engine_caches.new_backend(program, capacity)
         return backend.block_layout()
 

@@ -20,7 +20,8 @@ from quire.backends.reference import ReferenceBackend
 from quire.engine.caches import BlockGroup, StateGroup
 from quire.engine.engine import Engine
 from quire.engine.scheduler import Scheduler
-from quire.program import Builder, Names, PagedIndex, Program, SlotState
+from quire.models.compressed import choose_entries, compress, compressed_attention
+from quire.program import Builder, Names, PagedIndex, Program, SlotState, Value
 from quire.program.caches import MAX_DRAFTED
 from quire.program.ops import ChoosePositions
 from quire.runner.runner import Runner
@@ -42,7 +43,7 @@ PARAMS = [replace(ANY, seed=seed, prompt_logprobs=2 if seed == 1 else None) for 
 
 
 def mixed() -> Program:
-    """A recurrence, a window, full attention and latents that an indexer chooses, each in two layers."""
+    """A recurrence, a window, full attention, chosen latents and compressed attention, each in two layers."""
     b, chosen = Builder(), None
     x = b.embed(W / "e", VOCAB, 8)
     for i in range(2):
@@ -64,7 +65,24 @@ def mixed() -> Program:
         c, r = b.linear(h, a / "c", 5), b.linear(h, a / "r", (1, 2))
         latents = b.latent_attention(q, rest, c, r, scale=0.4, chosen=chosen)
         x = b.add(x, b.linear(latents, a / "o", 8))
+        x = b.add(x, compressed(b, b.rms_norm(x, p / "last", 1e-5), p / "compressed", (4, 32)[i]))
     return b.program(b.linear(b.sampled_rows(x), W / "head", VOCAB))
+
+
+def compressed(b: Builder, h: Value, p: Names, every: int) -> Value:
+    """Attention to entries of `every` tokens, those of 4 chosen."""
+
+    def entries(p: Names, dim: int) -> Value:
+        width = 2 * dim if every == 4 else dim
+        values, gates = b.linear(h, p / "values", width), b.linear(h, p / "gates", width)
+        return compress(b, values, gates, p / "bias", every, overlapping=every == 4)
+
+    q, k, chosen = b.linear(h, p / "q", (2, 6)), b.linear(h, p / "k", (1, 6)), None
+    if every == 4:
+        of_index = b.linear(h, p / "index.q", (3, 4)), b.linear(h, p / "index.w", 3)
+        chosen = choose_entries(b, *of_index, entries(p / "index", 4), every, CHOSEN // 4)
+    out = compressed_attention(b, q, k, entries(p, 6), every, window=24, scale=0.4, chosen=chosen)
+    return b.linear(out, p / "o", 8)
 
 
 def new_backend(program: Program, capacity: Capacity) -> Backend:

@@ -12,7 +12,17 @@ import numpy as np
 from quire.backends.cuda.accelerator import Accelerator, DeviceArray, Memory
 from quire.backends.cuda.states import LayerState, Restores, require_states, state_groups
 from quire.backends.kv_cache import KV_DTYPES, KV_ITEM_BYTES, KV_SCALE_BYTES
-from quire.program.caches import CacheSpec, PagedIndex, PagedKV, PagedLatent, SlotState
+from quire.errors import ConfigError
+from quire.program.cache_arrays import Paged
+from quire.program.caches import (
+    CacheSpec,
+    PagedIndex,
+    PagedInputs,
+    PagedKV,
+    PagedLatent,
+    PagedVectors,
+    SlotState,
+)
 from quire.program.program import Program
 
 
@@ -123,9 +133,10 @@ def layer_caches(
     return found
 
 
-def _allocate(
-    memory: Memory, spec: PagedKV | PagedLatent | PagedIndex, num_blocks: int, block_size: int, kv_dtype: str
-) -> LayerCache:
+def _allocate(memory: Memory, spec: Paged, num_blocks: int, block_size: int, kv_dtype: str) -> LayerCache:
+    """Allocate the cache of a layer. Raises ConfigError for one that has no kernels."""
+    if isinstance(spec, PagedVectors | PagedInputs):
+        raise ConfigError(f"the cuda backend has no kernels for {type(spec).__name__}")
     if isinstance(spec, PagedIndex):  # the key of one head without a value
         spec = PagedKV(1, spec.dim, 0)
     if isinstance(spec, PagedLatent):  # as the value of one head, and its rotated part as the key

@@ -20,6 +20,8 @@ _ON_CPU = "use device='native'"
 # Ops without kernels: what they are for, and what to do instead.
 _FOR: dict[type[Op], tuple[str, str]] = {
     ops.GatedRecurrence: ("recurrent states", _ON_CPU),
+    ops.Compress: ("compressed attention", _ON_CPU),
+    ops.CompressedAttention: ("attention to vectors that are keys and values", _ON_CPU),
     ops.ChoosePositions: ("attention to positions that an indexer chooses", _ON_CPU),
 }
 

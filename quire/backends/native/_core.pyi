@@ -101,6 +101,8 @@ class KVCache:
         heads: int,
         dim: int,
         value_dim: int,
+        every: int = 1,
+        apart: int = 1,
     ) -> None: ...
     def blocks(self, num_blocks: int) -> list[Bytes]: ...
     def spread(self, nodes: Nodes) -> None: ...
@@ -253,7 +255,7 @@ class Native:
         gate_first: bool,
         groups: int,
     ) -> None: ...
-    def rope_table(self, pairs: int, scale: float, axes: Sequence[int]) -> int: ...
+    def rope_table(self, pairs: int, scale: float, axes: Sequence[int], behind: int = 0) -> int: ...
     def place_table(self, places: int, axes: int, pairs: int, frequencies: Floats) -> int: ...
     def mixed_rows(self, out: int, places: int, table: Matrix, number: int) -> None: ...
     def join_rows(self, out: int, x: int, width: int) -> None: ...
@@ -306,6 +308,32 @@ class Native:
         scale: float,
         chosen: int = -1,
         number: int = 0,
+    ) -> None: ...
+    def attend_vectors(
+        self,
+        out: int,
+        q: int,
+        cache: KVCache,
+        layer: int,
+        heads: int,
+        scale: float,
+        window: int,
+        sinks: Floats | None,
+        entries: KVCache | None,
+        entry_layer: int,
+        chosen: int = -1,
+        number: int = 0,
+    ) -> None: ...
+    def compress(
+        self,
+        out: int,
+        values: int,
+        gates: int,
+        cache: KVCache,
+        layer: int,
+        bias: Floats,
+        every: int,
+        dim: int,
     ) -> None: ...
     def choose_positions(
         self, out: int, q: int, factors: int, cache: KVCache, layer: int, heads: int, number: int

@@ -10,7 +10,8 @@ import numpy as np
 
 from quire.backends.block_memory import BlockMemory
 from quire.backends.native import _core
-from quire.program.caches import PagedIndex, PagedKV, SlotState
+from quire.program.cache_arrays import Paged
+from quire.program.caches import PagedIndex, PagedInputs, PagedKV, PagedVectors, SlotState
 from quire.program.ops.slot_states import CHUNK
 from quire.program.program import Program
 
@@ -51,15 +52,23 @@ def allocate(
             arrays.append([states.snapshots(num_snapshots)])
             found_states.update((layer, (states, i)) for i, layer in enumerate(members))
         else:
-            if isinstance(spec, PagedKV):
-                dims = (spec.num_heads, spec.key_dim, spec.value_dim)
-            elif isinstance(spec, PagedIndex):
-                dims = (1, spec.dim, 0)
-            else:
-                dims = (0, spec.dim, spec.rank)
-            size = (blocks, block_size, *dims)
-            paged = _core.KVCache(group, kv_dtype, len(members), *size)
+            format, size = _shape(spec, kv_dtype, block_size)
+            paged = _core.KVCache(group, format, len(members), blocks, *size)
             paged.spread(nodes)
             arrays.append(paged.blocks(blocks))
             found_paged.update((layer, (paged, i)) for i, layer in enumerate(members))
     return NativeCaches(found_paged, found_states, BlockMemory(arrays))
+
+
+def _shape(spec: Paged, kv_dtype: str, block_size: int) -> tuple[str, tuple[int, ...]]:
+    """Return the format of a cache in blocks, and what follows the number of its blocks (_core.KVCache)."""
+    if isinstance(spec, PagedKV):
+        return kv_dtype, (block_size, spec.num_heads, spec.key_dim, spec.value_dim)
+    if isinstance(spec, PagedIndex):
+        return kv_dtype, (block_size, 1, spec.dim, 0)
+    if isinstance(spec, PagedInputs):
+        return "float32", (block_size, 0, spec.width, spec.width // 2)
+    if isinstance(spec, PagedVectors):
+        apart = max(1, spec.every // block_size)
+        return kv_dtype, (spec.entries(block_size), 0, spec.dim, spec.dim, spec.every, apart)
+    return kv_dtype, (block_size, 0, spec.dim, spec.rank)

@@ -13,6 +13,7 @@ from quire.backends.draft_model import DraftModel
 from quire.backends.host import HostDevice, Kind
 from quire.backends.kv_cache import KV_ITEM_BYTES, OWN_DTYPES
 from quire.backends.native import _core
+from quire.backends.native.attention import OverPositions
 from quire.backends.native.backend import NativeBackend
 from quire.backends.native.coding import format_of
 from quire.backends.native.layout import plan_layout
@@ -32,7 +33,7 @@ from quire.weights.load import Progress
 from quire.weights.plan import Layout, WeightPlan
 
 _LOG = logging.getLogger(__name__)
-_ATTENTION = ops.Attention | ops.SharedAttention | ops.LatentAttention | ops.ChoosePositions
+_ATTENTION = OverPositions | ops.CompressedAttention
 # Instruction sets with products of bf16; the twin computes the bits of AMX without it.
 _BF16_ISAS = frozenset({"avx512_amx", "avx512_amx_twin", "avx512_vnni_bf16"})
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from quire.backends.native import _core
+from quire.backends.native.attention import AttentionLowering, CachedAttention
 from quire.backends.native.caches import NativeCaches
 from quire.errors import ConfigError
 from quire.program import ops
@@ -48,6 +49,7 @@ class Lowering:
         self._matrices = matrices
         self._vectors = vectors
         self._caches = caches
+        self._attention = AttentionLowering(native, caches, self._at, self._vector)
         if others := {v.dtype for op in program for v in op.outputs()} - {"float32", "int32"}:
             problem = f"the native backend computes in float32, and this program has values of {min(others)}"
             raise ConfigError(problem, "use device='reference'")
@@ -292,39 +294,14 @@ class Lowering:
     def _(self, op: ops.Rotary) -> None:
         if op.rope not in self.ropes:
             axes = op.rope.axes.tolist() if op.rope.sections else []
-            self.ropes[op.rope] = self.native.rope_table(op.rope.dim // 2, op.rope.attention_factor, axes)
+            own = (op.rope.dim // 2, op.rope.attention_factor, axes, op.rope.behind)
+            self.ropes[op.rope] = self.native.rope_table(*own)
         (heads, dim), how = op.x.shape, (self.ropes[op.rope], op.rope.interleaved)
         self.native.rotary(op.x.count, self._at(op.out), self._at(op.x), heads, dim, *how)
 
     @record.register
-    def _(self, op: ops.Attention) -> None:
-        self.native.write_kv(self._at(op.k), self._at(op.v), *self._caches.paged[op.layer])
-        self._attend(op, chunked=op.chunked, softcap=op.softcap or 0.0, sinks=self._vector(op.sinks))
-
-    @record.register
-    def _(self, op: ops.SharedAttention) -> None:
-        self._attend(op, chunked=False, softcap=0.0, sinks=None)
-
-    def _attend(self, op: ops.Attention | ops.SharedAttention, **how: Any) -> None:
-        cache, layer = self._caches.paged[op.layer]
-        heads, window = op.q.shape[0], op.window or 0
-        own: dict[str, Any] = {"heads": heads, "scale": op.scale, "window": window, "causal": op.causal}
-        self.native.attend(op.q.count, self._at(op.out), self._at(op.q), cache, layer, **own, **how)
-
-    @record.register
-    def _(self, op: ops.LatentAttention) -> None:
-        out, q, q_rest, c, r = (self._at(value) for value in (op.out, op.q, op.q_rope, op.c, op.r))
-        self.native.write_kv(r, c, *self._caches.paged[op.layer])
-        how = (op.q.shape[0], op.scale, -1 if op.chosen is None else self._at(op.chosen), op.most or 0)
-        cache, layer = self._caches.paged[op.layer]
-        self.native.attend_latents(out, q, q_rest, cache, layer, *how)
-
-    @record.register
-    def _(self, op: ops.ChoosePositions) -> None:
-        out, q, factors, k = (self._at(value) for value in (op.out, op.q, op.factors, op.k))
-        where, how = self._caches.paged[op.layer], (op.q.shape[0], op.number)
-        self.native.write_kv(k, k, *where)
-        self.native.choose_positions(out, q, factors, *where, *how)
+    def _(self, op: CachedAttention) -> None:
+        self._attention.record(op)
 
     @record.register
     def _(self, op: ops.LinearByHead) -> None:

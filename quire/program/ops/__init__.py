@@ -1,6 +1,7 @@
 """The ops, by topic. Each has its contract, its cost and its NumPy reference in one class."""
 
 from quire.program.ops.attention import Attention, RowAttention, SharedAttention
+from quire.program.ops.compressed import Compress, CompressedAttention
 from quire.program.ops.delta import DeltaRule
 from quire.program.ops.elementwise import (
     Add,
@@ -41,6 +42,8 @@ __all__ = [
     "Attention",
     "ChoosePositions",
     "Clip",
+    "Compress",
+    "CompressedAttention",
     "DeltaRule",
     "Embed",
     "EmbedSegments",

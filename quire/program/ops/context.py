@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -101,3 +102,16 @@ def in_blocks(x: Array) -> Array:
     """Return vectors [count, heads, dim] in blocks of a partition each, padded with zeros."""
     padding = np.zeros((-len(x) % PARTITION, *x.shape[1:]), np.float32)
     return np.concatenate([x, padding]).reshape(-1, PARTITION, *x.shape[1:])
+
+
+def of_entries(block_table: np.ndarray, every: int, block_size: int) -> np.ndarray:
+    """Return the blocks of a table that have entries of `every` tokens: those of their last tokens."""
+    apart = max(1, every // block_size)
+    return block_table[apart - 1 :: apart]
+
+
+def stored(x: Array, dtype: np.dtype[Any]) -> np.ndarray:
+    """Return vectors [n, 1, dim] in the format of a cache: NaN is the first number if one is not finite."""
+    vectors = x.reshape(len(x), x.shape[-1]).astype(dtype)
+    vectors[~np.isfinite(vectors).all(axis=-1), 0] = np.nan
+    return vectors

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.program.caches import PagedIndex, PagedLatent
+from quire.program.caches import PagedIndex, PagedLatent, PagedVectors
 from quire.program.features import Feature
 from quire.program.numerics import Array
-from quire.program.ops.context import PARTITION, Context, attend, in_blocks
+from quire.program.ops.context import PARTITION, Context, attend, in_blocks, of_entries, stored
 from quire.program.program import Load, Op, Run, Value
 
 if TYPE_CHECKING:
@@ -104,16 +104,20 @@ class ChoosePositions(Op):
     ascending order, of equal scores the lowest; the list of a token that sees no more is arbitrary. A score
     of NaN counts as infinite; if k is not finite as stored, its first number is NaN, so that all who see it
     choose it.
+
+    If `every` is more than 1, entries of so many tokens take the place of positions (CompressedAttention): k
+    of the last of these is the key of an entry, and a token sees those that are complete.
     """
 
     q: Value
     factors: Value
     k: Value
     layer: int
+    every: int = 1
 
     @property
-    def spec(self) -> PagedIndex:
-        return PagedIndex(self.k.width)
+    def spec(self) -> PagedIndex | PagedVectors:
+        return PagedIndex(self.k.width) if self.every == 1 else PagedVectors(self.k.width, self.every)
 
     @property
     def number(self) -> int:
@@ -121,28 +125,34 @@ class ChoosePositions(Op):
 
     def flops(self, load: Load) -> float:
         """Count the products of pairs of a token that sees more than n positions, and their sums."""
-        pairs = load.value(Feature("pairs_beyond", self.number))
-        return 2 * pairs * (self.q.width + self.factors.width)
+        pairs = load.value(Feature("pairs_beyond", self._reach))
+        return 2 / self.every * pairs * (self.q.width + self.factors.width)
 
     def kv_bytes(self, load: Load) -> tuple[float, float]:
         """Return (read, written): rows with such tokens read all positions once."""
-        token = self.spec.token_bytes(load.kv_itemsize, load.kv_scale_bytes)
-        return token * load.value(Feature("positions_beyond", self.number)), token * load.num_tokens
+        share = PagedIndex(self.k.width).token_bytes(load.kv_itemsize, load.kv_scale_bytes) / self.every
+        return share * load.value(Feature("positions_beyond", self._reach)), share * load.num_tokens
+
+    @property
+    def _reach(self) -> int:
+        """The most positions that a token sees without a choice."""
+        return (self.number + 1) * self.every - 1
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
         q, factors, k = inputs
         keys, group, batch = run.caches[self.layer], run.groups[self.layer], run.batch
-        k = k.reshape(len(k), -1).astype(keys.dtype)
-        k[~np.isfinite(k).all(axis=-1), 0] = np.nan
-        keys[batch.places(group)] = k
+        tokens, places = batch.entry_places(group, self.every)
+        keys[places] = stored(k[tokens], keys.dtype)
         chosen = np.zeros((len(q), self.number), np.int32)
         for row, length in enumerate(batch.context_lens.tolist()):
-            tokens = slice(_first_beyond(batch, row, self.number), batch.row_offsets[row + 1])
-            if len(q[tokens]):
-                context = Context(keys[:, :, None], keys[:, :, None], batch.block_tables[group][row], length)
-                scores = _scores(q[tokens], factors[tokens], batch.positions[tokens], context)
+            own = slice(_first_beyond(batch, row, self._reach), batch.row_offsets[row + 1])
+            if len(q[own]):
+                table = of_entries(batch.block_tables[group][row], self.every, batch.block_size)
+                context = Context(keys[:, :, None], keys[:, :, None], table, length // self.every)
+                last = (batch.positions[own] + 1) // self.every - 1
+                scores = _scores(q[own], factors[own], last, context)
                 best = np.argsort(-scores, axis=-1, kind="stable")[:, : self.number]
-                chosen[tokens] = np.sort(best, axis=-1)
+                chosen[own] = np.sort(best, axis=-1)
         return chosen
 
 
@@ -152,14 +162,14 @@ def _first_beyond(batch: Batch, row: int, number: int) -> int:
     return min(end, begin + max(0, number - int(batch.positions[begin])))
 
 
-def _scores(q: Array, factors: Array, positions: np.ndarray, context: Context) -> Array:
-    """Return those of all positions for tokens of one row, [t, positions]."""
+def _scores(q: Array, factors: Array, last: np.ndarray, context: Context) -> Array:
+    """Return those of all positions for tokens of one row, [t, positions]: up to the `last` of each."""
     parts = []
     for start in range(0, context.length, PARTITION):
         keys, _ = context.partition(start, 0)
         products = np.maximum(np.matmul(q, keys), np.float32(0))  # [t, heads, PARTITION]
         part = np.matmul(factors[:, None], products)[:, 0]
         part[np.isnan(part)] = np.inf
-        part[np.arange(start, start + PARTITION) > positions[:, None]] = -np.inf
+        part[np.arange(start, start + PARTITION) > last[:, None]] = -np.inf
         parts.append(part)
     return np.concatenate(parts, axis=-1)
