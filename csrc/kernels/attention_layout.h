@@ -57,6 +57,8 @@ struct Work {
   int64_t group, rows, dim, width;  // width: dim rounded up to whole panels
   int64_t value_dim, value_width;   // likewise
   int64_t size, shift;              // of a block: 2^shift positions
+  const KVLayer* entries = &cache;  // what listed vectors are of, after the recent ones
+  int64_t entry_shift = 0;
   // Scratch of the thread.
   float* keys = nullptr;          // [4 panels][width][16], or half as many pairs
   float* values = nullptr;        // [value_width / 16][64 + 1][16], or half as many pairs
@@ -91,10 +93,10 @@ struct Work {
       const int64_t position = unit.positions[0] + 1 - unit.recent + i;
       return {cache, page(position) * size + place(position)};
     }
-    const KVLayer& from = how.entries ? *how.entries : cache;
     const int64_t entry = unit.chosen ? unit.chosen[i - unit.recent] : i - unit.recent;
-    const int64_t block = unit.entry_table[from.block_of(entry)] * from.stride;
-    return {from, block * from.block_size + entry % from.block_size};
+    const int64_t block = unit.entry_table[((entry >> entry_shift) + 1) * entries->apart - 1];
+    const int64_t place = entry & (entries->block_size - 1);
+    return {*entries, (block * entries->stride << entry_shift) + place};
   }
 };
 
@@ -105,6 +107,8 @@ inline Work start(const Attention& how, const AttentionUnit& unit, float* scratc
   const auto take = [&](int64_t count) { return scratch += count, scratch - count; };
   const int64_t size = cache.block_size, shift = __builtin_ctzll((unsigned long long)size);
   Work w{how, unit, cache, group, rows, cache.dim, width, cache.value_dim, value_width, size, shift};
+  if (how.entries) w.entries = how.entries;
+  w.entry_shift = __builtin_ctzll((unsigned long long)w.entries->block_size);
   w.keys = take(kPartition * width);
   w.values = take(kValueStride * value_width / kPanel);
   w.queries = take(rows * width);
