@@ -86,7 +86,8 @@ class WeightSpec:
     in] ("outputs"), or with the outputs of a head as its inputs, [heads, in, out] ("inputs"). Only
     `quantizable` weights (the matrices of linear layers) may be quantized. `stored` is the shape of the
     source if it has the same numbers on other axes (convolutions of patches). Sources of a weight of `turns`
-    parts have an input of each part in turns; it has one part after the other.
+    parts have an input of each part in turns; it has one part after the other. If `below`, the numbers are
+    integers from 0 to below - 1, and stored as such.
     """
 
     name: str
@@ -98,6 +99,7 @@ class WeightSpec:
     by_head: Literal["outputs", "inputs"] | None = None
     stored: tuple[int, ...] = ()
     turns: int = 1
+    below: int = 0
 
     @property
     def size(self) -> int:

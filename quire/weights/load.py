@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from quire.errors import ConfigError, shortened
 from quire.program.program import WeightSpec
 from quire.quantize.kinds import DTYPES, Dense, StoredWeight
 from quire.quantize.mixed import Mixed, MixedStorage
@@ -58,6 +59,17 @@ def has_own_head(tensors: Tensors, tied: str) -> bool:
     return any(not np.array_equal(head.rows(ids), table.rows(ids)) for ids in parts)
 
 
+def pulled(spec: WeightSpec, source: str, tensors: Tensors) -> StoredWeight:
+    """Return the data of one source of a weight. Raises ConfigError for integers that are out of range."""
+    if not spec.below:
+        return tensors.pull(source)
+    numbers = tensors.integers(source)
+    if numbers.size and not 0 <= numbers.min() <= numbers.max() < spec.below:
+        problem = f"has numbers that are not from 0 to {spec.below - 1}"
+        raise ConfigError(f"{tensors.where}: tensor {shortened(tensors.name_in_files(source))} {problem}")
+    return Dense(numbers.astype(np.float32))
+
+
 def canonical(spec: WeightSpec, weight: StoredWeight) -> StoredWeight:
     """Return a view of one source with the axes and outputs that the program needs."""
     spec = as_stored(spec, weight)
@@ -81,7 +93,7 @@ def canonical(spec: WeightSpec, weight: StoredWeight) -> StoredWeight:
 
 
 def _pull(spec: WeightSpec, plan: WeightPlan, tensors: Tensors, mapper: Mapper) -> StoredWeight:
-    parts = [canonical(spec, tensors.pull(source)) for source in spec.sources]
+    parts = [canonical(spec, pulled(spec, source, tensors)) for source in spec.sources]
     if not plan.storage[spec.name].is_float and plan.storage[spec.name] != plan.stored[spec.name]:
         arrays = [part.floats() for part in parts]
         return quantize(spec, arrays[0] if len(arrays) == 1 else arrays, str(plan.quantization), mapper)

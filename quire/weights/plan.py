@@ -186,6 +186,8 @@ def _chosen(
 
 def _stored(spec: WeightSpec, tensors: Tensors) -> Storage:
     """Return the storage kind of the sources: f32, which represents all floats, for different floats."""
+    if spec.below:
+        return FloatStorage("f32")
     kinds = [tensors[source].storage for source in spec.sources]
     first = kinds[0]
     if all(kind == first for kind in kinds):
@@ -200,7 +202,7 @@ def as_stored(spec: WeightSpec, source: Tensor | StoredWeight) -> WeightSpec:
     if spec.transposed == "either" and source.storage.is_float:
         turned = replace(spec, transposed=True)
         return plain if outputs_axis(turned, source.shape) is None else turned
-    return spec if source.storage.is_float else plain
+    return spec if not spec.transposed or source.storage.is_float else plain
 
 
 def check(specs: Mapping[str, WeightSpec], tensors: Tensors, ignored: Iterable[str] = ()) -> None:
@@ -227,8 +229,9 @@ def check(specs: Mapping[str, WeightSpec], tensors: Tensors, ignored: Iterable[s
         listed = "; ".join(filter(None, faults))
         hint = _hint(missing, set(tensors) - set(wanted), bool(misshaped or unexpected))
         raise ConfigError(f"{tensors.where}: the checkpoint does not fit the model: {listed}", hint)
-    for name in wanted:
-        _ = tensors[name].storage  # raises for unsupported number formats
+    for name, spec in wanted.items():
+        if not spec.below:
+            _ = tensors[name].storage  # raises for unsupported number formats
 
 
 def _adds_nothing(name: str, tensors: Tensors) -> bool:

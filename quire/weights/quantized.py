@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from quire.quantize.kinds import StoredWeight
+from quire.quantize.kinds import Array, StoredWeight
 from quire.weights.formats.raw import QuantizedWeight, Reading
 from quire.weights.safetensors import Checkpoint, TensorEntry
 from quire.weights.tensors import Tensors
@@ -38,6 +38,9 @@ class QuantizedTensors(Tensors):
     def pull(self, name: str) -> StoredWeight:
         weight = self._weights.get(name)
         return self._checkpoint.pull(name) if weight is None else weight.read()
+
+    def integers(self, name: str) -> Array:
+        return self._checkpoint.integers(name)
 
     def prefetch(self, name: str) -> None:
         for part in self._parts(name):

@@ -35,6 +35,7 @@ _VALUES_OF_TENSOR = 10  # in a header: number format, up to four dimensions, two
 _INDEX_VALUES = 1 << 20  # quantized checkpoints have several tensors per weight
 _NO_PLAIN_NAME = re.compile(r"[/\\:\0]")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_INTEGERS = ("I32", "I64")
 _NATIVE = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
 _BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8}
 _BITS |= {"F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16}
@@ -131,6 +132,12 @@ class Checkpoint(Tensors):
     def pull(self, name: str) -> Dense:
         """Return a tensor as a weight (see `read`)."""
         return Dense(self.read(name))
+
+    def integers(self, name: str) -> Array:
+        if self[name].dtype not in _INTEGERS:
+            found = f"is stored as {self[name].dtype}, not as one of {', '.join(_INTEGERS)}"
+            raise ConfigError(f"{self[name].file}: tensor {quoted(name)} {found}")
+        return self.raw(name)
 
     def prefetch(self, name: str) -> None:
         self._advise(name, mmap.MADV_WILLNEED)

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Protocol
 
-from quire.quantize.kinds import Storage, StoredWeight
+from quire.errors import ConfigError, quoted
+from quire.quantize.kinds import Array, Storage, StoredWeight
 
 
 class Tensor(Protocol):
@@ -55,6 +56,10 @@ class Tensors(Mapping[str, Tensor], ABC):
     @abstractmethod
     def pull(self, name: str) -> StoredWeight:
         """Return the data of a tensor as stored: views if possible."""
+
+    def integers(self, name: str) -> Array:
+        """Return the data of a tensor of integers. Raises ConfigError for any other."""
+        raise ConfigError(f"{self.where}: tensor {quoted(name)} has no integers")
 
     @abstractmethod
     def prefetch(self, name: str) -> None:

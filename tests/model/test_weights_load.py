@@ -138,6 +138,21 @@ def test_experts_stored_in_different_formats_meet_in_float32(tmp_path: Path) -> 
     np.testing.assert_array_equal(loaded.dense(), np.stack([a.astype(np.float32) for a in arrays.values()]))
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_integers_are_read_where_a_weight_has_them(tmp_path: Path, dtype: Any) -> None:
+    table = by_name(spec("t", 6, stored=(2, 3), below=5))
+    stored = np.array([[4, 0, 1], [2, 2, 3]], dtype)
+    loaded = load(table, checkpoint(tmp_path, {"t": stored}))["t"]
+    assert loaded.dense().tolist() == [4, 0, 1, 2, 2, 3]
+    for wrong in (stored + 1, -stored):
+        with pytest.raises(ConfigError, match="tensor t has numbers that are not from 0 to 4"):
+            load(table, checkpoint(tmp_path, {"t": wrong}))
+    with pytest.raises(ConfigError, match="stored as F32, not as one of I32, I64"):
+        load(table, checkpoint(tmp_path, {"t": stored.astype(np.float32)}))
+    with pytest.raises(ConfigError, match="which is not supported"):
+        load(by_name(spec("t", 2, 3)), checkpoint(tmp_path, {"t": stored}))
+
+
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 def test_only_quantizable_weights_are_quantized(tmp_path: Path, scheme: str) -> None:
     arrays = {

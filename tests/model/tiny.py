@@ -777,7 +777,9 @@ def random_weights(program: Program, seed: int = 0) -> dict[str, Dense]:
         scale = 2.0 / np.sqrt(spec.shape[-1]) if len(spec.shape) > 1 else 0.3
         mean = 1.0 if any(part in name for part in ("norm", "ln_", "scal", "_max")) else 0.0
         mean = -1.0 if name.endswith("_min") else mean
-        out[name] = Dense(np.asarray(mean + scale * rng.standard_normal(spec.shape), np.float32))
+        numbers = mean + scale * rng.standard_normal(spec.shape)
+        numbers = rng.integers(0, spec.below, spec.shape) if spec.below else numbers
+        out[name] = Dense(np.asarray(numbers, np.float32))
     return out
 
 

@@ -49,6 +49,9 @@ class Tensors(Checkpoint):
     def read(self, name: str) -> np.ndarray:
         return self.arrays[name]
 
+    def integers(self, name: str) -> np.ndarray:
+        return self.arrays[name].astype(np.int64)
+
     def _advise(self, name: str, advice: int) -> None:
         """Memory is not read ahead."""
 
