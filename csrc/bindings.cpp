@@ -110,14 +110,27 @@ NB_MODULE(_core, m) {
   nb::class_<Routing>(m, "Routing", "How a token's experts are chosen.")
       .def(
           "__init__",
-          [](Routing* self, int64_t chosen, bool sigmoid, bool normalized, const std::optional<Floats>& bias,
-             int64_t groups, int64_t kept_groups, bool by_two, double scaling, double floor,
-             const std::optional<Floats>& factors, bool on_inputs, double margin) {
-            new (self) Routing{chosen, sigmoid, normalized, vector(bias),    groups,    kept_groups,
-                               by_two, scaling, floor,      vector(factors), on_inputs, margin};
+          [](Routing* self, int64_t chosen, const std::string& affinity, bool normalized,
+             const std::optional<Floats>& bias, int64_t groups, int64_t kept_groups, bool by_two,
+             double scaling, double floor, const std::optional<Floats>& factors, bool on_inputs,
+             double margin, const std::optional<Floats>& listed) {
+            const Vector ids = vector(listed);
+            new (self) Routing{chosen,
+                               affinity_of(affinity),
+                               normalized,
+                               vector(bias),
+                               groups,
+                               kept_groups,
+                               by_two,
+                               scaling,
+                               floor,
+                               vector(factors),
+                               on_inputs,
+                               margin,
+                               {ids.begin(), ids.end()}};
           },
-          "chosen"_a, "sigmoid"_a, "normalized"_a, "bias"_a.none(), "groups"_a, "kept_groups"_a, "by_two"_a,
-          "scaling"_a, "floor"_a, "factors"_a.none(), "on_inputs"_a, "margin"_a);
+          "chosen"_a, "affinity"_a, "normalized"_a, "bias"_a.none(), "groups"_a, "kept_groups"_a, "by_two"_a,
+          "scaling"_a, "floor"_a, "factors"_a.none(), "on_inputs"_a, "margin"_a, "listed"_a.none());
   nb::class_<Native>(m, "Native",
                      "A program recorded for this machine: add buffers and ops in order, then run.")
       .def(nb::init<const std::string&, int>(), "isa"_a, "threads"_a)
@@ -144,7 +157,8 @@ NB_MODULE(_core, m) {
       .def("standardize", &Native::standardize, "rows"_a, "out"_a, "x"_a, "bias"_a, "factors"_a)
       .def("xielu", &Native::xielu, "rows"_a, "out"_a, "x"_a, "width"_a, "positive"_a, "negative"_a, "beta"_a)
       .def("unary", &Native::unary, "rows"_a, "out"_a, "x"_a, "width"_a, "activation"_a)
-      .def("gate", &Native::gate, "rows"_a, "out"_a, "gate"_a, "up"_a, "width"_a, "activation"_a)
+      .def("gate", &Native::gate, "rows"_a, "out"_a, "gate"_a, "up"_a, "width"_a, "activation"_a,
+           "limit"_a = 0.0f)
       .def("gate_rows", &Native::gate_rows, "rows"_a, "out"_a, "gate"_a, "up"_a, "width"_a, "activation"_a)
       .def("match_magnitude", &Native::match_magnitude, "rows"_a, "out"_a, "x"_a, "like"_a, "width"_a,
            "floor"_a)
@@ -162,14 +176,20 @@ NB_MODULE(_core, m) {
       .def("place_images", &Native::place_images, "out"_a, "x"_a, "width"_a, "column"_a, "added"_a)
       .def("frequencies", &Native::frequencies, "table"_a, "variant"_a, "values"_a)
       .def("rotary", &Native::rotary, "rows"_a, "out"_a, "x"_a, "heads"_a, "dim"_a, "table"_a,
-           "interleaved"_a)
+           "interleaved"_a, "first"_a = 0, "inverse"_a = false)
       .def("pack", &Native::pack, "rows"_a, "x"_a, "width"_a, "like"_a)
       .def("products", &Native::products, "rows"_a)
       .def("linear", &Native::linear, "out"_a, "weight"_a, "bias"_a.none())
       .def("gated_linear", &Native::gated_linear, "out"_a, "gate"_a, "up"_a, "activation"_a)
       .def("add_adapters", &Native::add_adapters, "rows"_a, "x"_a, "width"_a, "targets"_a)
       .def("experts", &Native::experts, "out"_a, "x"_a, "scores"_a, "matrices"_a, "biases"_a, "routing"_a,
-           "activation"_a, "limit"_a)
+           "activation"_a, "limit"_a, "shifted"_a)
+      .def("repeat_streams", &Native::repeat_streams, "rows"_a, "out"_a, "x"_a, "streams"_a, "hidden"_a)
+      .def("stream_weights", &Native::stream_weights, "rows"_a, "out"_a, "x"_a, "mixed"_a, "streams"_a,
+           "hidden"_a, "base"_a, "scale"_a, "eps"_a, "floor"_a, "rounds"_a)
+      .def("collapse_streams", &Native::collapse_streams, "rows"_a, "out"_a, "x"_a, "w"_a, "w_width"_a,
+           "streams"_a, "hidden"_a)
+      .def("mix_streams", &Native::mix_streams, "out"_a, "x"_a, "y"_a, "w"_a, "streams"_a, "hidden"_a)
       .def("write_kv", &Native::write_kv, "k"_a, "v"_a, "cache"_a, "layer"_a)
       .def("attend", &Native::attend, "rows"_a, "out"_a, "q"_a, "cache"_a, "layer"_a, "heads"_a, "scale"_a,
            "window"_a, "chunked"_a, "softcap"_a, "sinks"_a.none(), "causal"_a)

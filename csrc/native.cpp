@@ -2,26 +2,6 @@
 
 namespace quire {
 
-void Native::experts(int64_t out, int64_t x, int64_t scores, std::vector<std::optional<MatrixPtr>> matrices,
-                     std::vector<std::optional<Floats>> biases, Routing routing, const std::string& name,
-                     float limit) {
-  ExpertWeights weights{matrices.at(0).value_or(nullptr),
-                        matrices.at(1).value(),
-                        matrices.at(2).value(),
-                        vector(biases.at(0)),
-                        vector(biases.at(1)),
-                        vector(biases.at(2))};
-  auto state =
-      std::make_shared<ExpertsState>(std::move(weights), std::move(routing), activation(name), limit);
-  executor_.add(std::make_unique<ChooseExperts>(state, scores));
-  executor_.add(std::make_unique<RouteExperts>(state));
-  executor_.add(std::make_unique<GatherExperts>(state, x));
-  executor_.add(std::make_unique<MultiplyExperts>(state, MultiplyExperts::Which::gate_up));
-  executor_.add(std::make_unique<ActivateExperts>(state));
-  executor_.add(std::make_unique<MultiplyExperts>(state, MultiplyExperts::Which::down));
-  executor_.add(std::make_unique<SumExperts>(state, out));
-}
-
 void Native::write_kv(int64_t k, int64_t v, std::shared_ptr<KVCache> cache, int64_t layer) {
   executor_.add(std::make_unique<WriteKV>(k, v, cache->layer(layer), KVPlace{cache->group()}));
   caches_.push_back(std::move(cache));
@@ -92,6 +72,94 @@ void Native::choose_positions(int64_t out, int64_t q, int64_t factors, std::shar
   executor_.add(std::move(choose));
   executor_.add(std::move(merge));
   caches_.push_back(std::move(cache));
+}
+
+void Native::gate(const std::string& rows, int64_t out, int64_t gate, int64_t up, int64_t width,
+                  const std::string& name, float limit) {
+  const Activation a = activation(name);
+  row_wise(rows, out, width, gate, width, up,
+           [=](const Step& s, const float* g, const float* u, float* out, int64_t n) {
+             if (limit == 0) return s.kernels.gate(a, g, u, out, n * width);
+             Vector bounded((size_t)width);
+             for (; n > 0; --n, g += width, u += width, out += width) {
+               limit_gates(limit, g, out, width);
+               limit_ups(limit, u, bounded.data(), width);
+               s.kernels.gate(a, out, bounded.data(), out, width);
+             }
+           });
+}
+
+void Native::gated_norm(const std::string& rows, int64_t out, int64_t x, int64_t gate, int64_t width,
+                        Floats weight, float eps, const std::string& name, bool gate_first, int64_t groups) {
+  auto w = std::make_shared<Vector>(vector(weight));
+  const Activation a = activation(name);
+  row_wise(rows, out, width, x, width, gate,
+           [=](const Step& s, const float* x, const float* g, float* out, int64_t n) {
+             const int64_t part = (int64_t)w->size() / groups;
+             if (gate_first) s.kernels.gate(a, g, x, out, n * width);
+             const float* from = gate_first ? out : x;
+             for (int64_t i = 0; i < n * width / part; ++i)
+               s.kernels.norm({w->data() + i % groups * part, nullptr, part, eps, 0, false}, from + i * part,
+                              out + i * part, 1);
+             if (!gate_first) s.kernels.gate(a, g, out, out, n * width);
+           });
+}
+
+void Native::repeat_streams(const std::string& rows, int64_t out, int64_t x, int64_t streams,
+                            int64_t hidden) {
+  row_wise(rows, out, streams * hidden, x, hidden, -1,
+           [=](const Step&, const float* x, const float*, float* out, int64_t n) {
+             for (; n > 0; --n, x += hidden)
+               for (int64_t i = 0; i < streams; ++i) out = std::copy_n(x, hidden, out);
+           });
+}
+
+void Native::stream_weights(const std::string& rows, int64_t out, int64_t x, int64_t mixed, int64_t streams,
+                            int64_t hidden, Floats base, Floats scale, double eps, double floor,
+                            int64_t rounds) {
+  const StreamWeights of(streams, hidden, vector(base), vector(scale), eps, floor, rounds);
+  const int64_t width = of.width();
+  row_wise(
+      rows, out, width, x, streams * hidden, mixed,
+      [=](const Step&, const float* x, const float* mixed, float* out, int64_t n) {
+        for (; n > 0; --n, x += streams * hidden, mixed += width, out += width) of.compute(x, mixed, out);
+      },
+      width);
+}
+
+void Native::collapse_streams(const std::string& rows, int64_t out, int64_t x, int64_t w, int64_t w_width,
+                              int64_t streams, int64_t hidden) {
+  row_wise(
+      rows, out, hidden, x, streams * hidden, w,
+      [=](const Step&, const float* x, const float* w, float* out, int64_t n) {
+        for (; n > 0; --n, x += streams * hidden, w += w_width, out += hidden)
+          quire::collapse_streams(x, w, out, streams, hidden);
+      },
+      w_width);
+}
+
+void Native::mix_streams(int64_t out, int64_t x, int64_t y, int64_t w, int64_t streams, int64_t hidden) {
+  executor_.add(std::make_unique<MixStreams>(out, x, y, w, streams, hidden));
+}
+
+void Native::experts(int64_t out, int64_t x, int64_t scores, std::vector<std::optional<MatrixPtr>> matrices,
+                     std::vector<std::optional<Floats>> biases, Routing routing, const std::string& name,
+                     float limit, bool shifted) {
+  ExpertWeights weights{matrices.at(0).value_or(nullptr),
+                        matrices.at(1).value(),
+                        matrices.at(2).value(),
+                        vector(biases.at(0)),
+                        vector(biases.at(1)),
+                        vector(biases.at(2))};
+  auto state = std::make_shared<ExpertsState>(std::move(weights), std::move(routing), activation(name), limit,
+                                              shifted);
+  executor_.add(std::make_unique<ChooseExperts>(state, scores));
+  executor_.add(std::make_unique<RouteExperts>(state));
+  executor_.add(std::make_unique<GatherExperts>(state, x));
+  executor_.add(std::make_unique<MultiplyExperts>(state, MultiplyExperts::Which::gate_up));
+  executor_.add(std::make_unique<ActivateExperts>(state));
+  executor_.add(std::make_unique<MultiplyExperts>(state, MultiplyExperts::Which::down));
+  executor_.add(std::make_unique<SumExperts>(state, out));
 }
 
 nb::ndarray<nb::numpy, float, nb::ndim<2>> Native::run(

@@ -27,6 +27,7 @@
 #include "core/ops.h"
 #include "core/state.h"
 #include "core/state_space.h"
+#include "core/streams.h"
 #include "kv_cache.h"
 #include "native_values.h"
 #include "row_functions.h"
@@ -135,14 +136,9 @@ class Native {
                s.kernels.activate(a, x, out, n * width);
              });
   }
+  // With a limit, unless it is 0, of the gate and of up (quire.program.ops.GatedActivation).
   void gate(const std::string& rows, int64_t out, int64_t gate, int64_t up, int64_t width,
-            const std::string& name) {
-    const Activation a = activation(name);
-    row_wise(rows, out, width, gate, width, up,
-             [=](const Step& s, const float* g, const float* u, float* out, int64_t n) {
-               s.kernels.gate(a, g, u, out, n * width);
-             });
-  }
+            const std::string& name, float limit);
   // The same with one gate for each row.
   void gate_rows(const std::string& rows, int64_t out, int64_t gate, int64_t up, int64_t width,
                  const std::string& name) {
@@ -196,20 +192,14 @@ class Native {
   // Of each of `groups` parts of a vector of x, then multiplied by the activated gate; or (`gate_first`) of
   // their product.
   void gated_norm(const std::string& rows, int64_t out, int64_t x, int64_t gate, int64_t width, Floats weight,
-                  float eps, const std::string& name, bool gate_first, int64_t groups) {
-    auto w = std::make_shared<Vector>(vector(weight));
-    const Activation a = activation(name);
-    row_wise(rows, out, width, x, width, gate,
-             [=](const Step& s, const float* x, const float* g, float* out, int64_t n) {
-               const int64_t part = (int64_t)w->size() / groups;
-               if (gate_first) s.kernels.gate(a, g, x, out, n * width);
-               const float* from = gate_first ? out : x;
-               for (int64_t i = 0; i < n * width / part; ++i)
-                 s.kernels.norm({w->data() + i % groups * part, nullptr, part, eps, 0, false},
-                                from + i * part, out + i * part, 1);
-               if (!gate_first) s.kernels.gate(a, g, out, out, n * width);
-             });
-  }
+                  float eps, const std::string& name, bool gate_first, int64_t groups);
+
+  void repeat_streams(const std::string& rows, int64_t out, int64_t x, int64_t streams, int64_t hidden);
+  void stream_weights(const std::string& rows, int64_t out, int64_t x, int64_t mixed, int64_t streams,
+                      int64_t hidden, Floats base, Floats scale, double eps, double floor, int64_t rounds);
+  void collapse_streams(const std::string& rows, int64_t out, int64_t x, int64_t w, int64_t w_width,
+                        int64_t streams, int64_t hidden);
+  void mix_streams(int64_t out, int64_t x, int64_t y, int64_t w, int64_t streams, int64_t hidden);
 
   // Returns the number of the table, for `rotary` and `frequencies`.
   int64_t rope_table(int64_t pairs, double scale, std::vector<int64_t> axes, int64_t behind) {
@@ -222,9 +212,9 @@ class Native {
     ropes_.at((size_t)table)->set(variant, vector(values));
   }
   void rotary(const std::string& rows, int64_t out, int64_t x, int64_t heads, int64_t dim, int64_t table,
-              bool interleaved) {
+              bool interleaved, int64_t first, bool inverse) {
     const RopeTable* of = ropes_.at((size_t)table);
-    executor_.add(std::make_unique<Rotary>(count(rows), out, x, heads, dim, of, interleaved));
+    executor_.add(std::make_unique<Rotary>(count(rows), out, x, heads, dim, of, interleaved, first, inverse));
   }
 
   // Packs the rows of x for the following products.
@@ -260,7 +250,7 @@ class Native {
 
   void experts(int64_t out, int64_t x, int64_t scores, std::vector<std::optional<MatrixPtr>> matrices,
                std::vector<std::optional<Floats>> biases, Routing routing, const std::string& name,
-               float limit);
+               float limit, bool shifted);
 
   void write_kv(int64_t k, int64_t v, std::shared_ptr<KVCache> cache, int64_t layer);
   // `causal`: tokens see none after their own, whatever the batch says.

@@ -12,6 +12,7 @@
 
 #include "core/adapters.h"
 #include "core/executor.h"
+#include "core/experts.h"
 #include "core/matrix.h"
 #include "core/ops.h"
 
@@ -53,6 +54,13 @@ inline Activation activation(const std::string& name) {
   if (name == "relu2") return Activation::relu2;
   if (name == "sigmoid") return Activation::sigmoid;
   throw nb::value_error(("unknown activation " + name).c_str());
+}
+
+inline Routing::Affinity affinity_of(const std::string& name) {
+  if (name == "softmax") return Routing::Affinity::softmax;
+  if (name == "sigmoid") return Routing::Affinity::sigmoid;
+  if (name == "sqrtsoftplus") return Routing::Affinity::sqrtsoftplus;
+  throw nb::value_error(("unknown affinity " + name).c_str());
 }
 
 // Tuples (slot, group, position, snapshot) from Python.

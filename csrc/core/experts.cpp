@@ -32,11 +32,18 @@ std::vector<int64_t> best(const float* numbers, int64_t count, int64_t chosen) {
   return order;
 }
 
-// Computes the softmax of the scores, or the sigmoid of each.
-void find_affinities(bool sigmoid, const float* scores, std::vector<double>& out) {
+// Returns ln(1 + e^x).
+double softplus(double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }
+
+// Computes the softmax of the scores, or a function of each.
+void find_affinities(Routing::Affinity how, const float* scores, std::vector<double>& out) {
   const size_t count = out.size();
-  if (sigmoid) {
+  if (how == Routing::Affinity::sigmoid) {
     for (size_t e = 0; e < count; ++e) out[e] = 1 / (1 + std::exp(-(double)scores[e]));
+    return;
+  }
+  if (how == Routing::Affinity::sqrtsoftplus) {
+    for (size_t e = 0; e < count; ++e) out[e] = std::sqrt(softplus(scores[e]));
     return;
   }
   const double top = *std::max_element(scores, scores + count);
@@ -62,7 +69,7 @@ void drop_groups(const Routing& how, std::vector<float>& ranks) {
 // Returns the experts of one token, best first, and computes the affinities of all.
 std::vector<int64_t> choose(const Routing& how, const float* scores, std::vector<double>& affinities,
                             std::vector<float>& ranks) {
-  find_affinities(how.sigmoid, scores, affinities);
+  find_affinities(how.affinity, scores, affinities);
   for (size_t e = 0; e < ranks.size(); ++e)
     ranks[e] = (float)affinities[e] + (how.bias.empty() ? 0.0f : how.bias[e]);
   if (std::any_of(ranks.begin(), ranks.end(), [](float rank) { return std::isnan(rank); })) {
@@ -95,6 +102,15 @@ std::vector<int64_t> choose_apart(const Routing& how, const float* scores, std::
   if (std::any_of(picked.begin(), picked.end(), [&](int64_t e) { return std::isnan(shares[(size_t)e]); }))
     std::fill(shares.begin(), shares.end(), NAN);
   return picked;
+}
+
+// Returns the experts that are listed for a token id, and computes the affinities of all.
+std::vector<int64_t> listed(const Routing& how, int64_t id, const float* scores,
+                            std::vector<double>& affinities) {
+  find_affinities(how.affinity, scores, affinities);
+  const int64_t first = id * how.chosen;
+  const auto at = how.listed.begin() + (first < (int64_t)how.listed.size() ? first : 0);
+  return {at, at + how.chosen};
 }
 
 // Returns the bytes of a packed row that fit the form of activations of any expert.
@@ -145,8 +161,10 @@ void ChooseExperts::run_rows(const Step& step, int64_t first, int64_t last) {
   std::vector<float> ranks((size_t)experts);
   for (int64_t t = first; t < last; ++t) {
     const float* scores = step.buffers[scores_] + t * experts;
-    const std::vector<int64_t> picked =
-        how.margin < 0 ? choose(how, scores, affinities, ranks) : choose_apart(how, scores, affinities);
+    const std::vector<int64_t> picked = !how.listed.empty()
+                                            ? listed(how, step.batch.token_ids[t], scores, affinities)
+                                        : how.margin < 0 ? choose(how, scores, affinities, ranks)
+                                                         : choose_apart(how, scores, affinities);
     double total = 0;
     for (int64_t e : picked) total += affinities[(size_t)e];
     const double divisor = how.normalized ? total + how.floor : 1;
@@ -270,9 +288,13 @@ void ActivateExperts::tile(const Step& step, const ExpertsState::Tile& tile) {
   if (!s_->weights.gate) {
     gates = ups;
     step.kernels.activate(s_->activation, ups + first, ups + first, count);
-  } else if (s_->limit > 0) {
+  } else if (s_->limit > 0 && s_->shifted) {
     step.kernels.bounded_gate(s_->limit, gates + first, ups + first, gates + first, count);
   } else {
+    if (s_->limit > 0) {
+      limit_gates(s_->limit, gates + first, gates + first, count);
+      limit_ups(s_->limit, ups + first, ups + first, count);
+    }
     step.kernels.gate(s_->activation, gates + first, ups + first, gates + first, count);
   }
   pack_tile(step, packed, gates, width, s_->weights.down->panels(tile.group->expert), tile.number);

@@ -19,24 +19,31 @@ struct ExpertWeights {
 
 // How experts are chosen (quire.program.ops.experts.Routing).
 struct Routing {
+  enum class Affinity { softmax, sigmoid, sqrtsoftplus };
+
   int64_t chosen;
-  bool sigmoid;     // affinities are sigmoids of the scores, else their softmax
-  bool normalized;  // shares are divided by the sum of the chosen affinities
-  Vector bias;      // added to affinities where experts are chosen, or empty
+  Affinity affinity;  // of the scores
+  bool normalized;    // shares are divided by the sum of the chosen affinities
+  Vector bias;        // added to affinities where experts are chosen, or empty
   int64_t groups, kept_groups;
   bool by_two;  // groups rank by the sum of their two best, else by their best
   double scaling, floor;
   Vector factors;  // of the shares, by expert, or empty
   bool on_inputs;  // shares multiply the inputs of experts, else their results
   double margin;   // each is chosen and weighed among the scores this near the best (SparseMixer), or -1
+  std::vector<int32_t> listed;  // the experts of each token id, `chosen` after the other, or empty
 };
 
 // The state of the experts op (quire.program.ops.experts). Each pair (token, chosen expert) has a slot; slots
 // are ordered by expert, then token.
 class ExpertsState {
  public:
-  ExpertsState(ExpertWeights weights, Routing routing, Activation activation, float limit)
-      : weights(std::move(weights)), routing(std::move(routing)), activation(activation), limit(limit) {}
+  ExpertsState(ExpertWeights weights, Routing routing, Activation activation, float limit, bool shifted)
+      : weights(std::move(weights)),
+        routing(std::move(routing)),
+        activation(activation),
+        limit(limit),
+        shifted(shifted) {}
 
   struct Group {  // the slots of one expert
     int64_t expert, first, rows;
@@ -50,7 +57,8 @@ class ExpertsState {
   const ExpertWeights weights;
   const Routing routing;
   const Activation activation;
-  const float limit;  // of gpt-oss' bounded activation, or 0
+  const float limit;   // of gates and ups before the activation, or 0
+  const bool shifted;  // with a limit: the activation is that of gpt-oss
 
   int64_t experts() const { return weights.up->count(); }
   int64_t chosen() const { return routing.chosen; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <stdexcept>
 
 namespace quire {
@@ -180,11 +181,23 @@ void ScaleByPosition::run_rows(const Step& step, int64_t first, int64_t last) {
 }
 
 void Rotary::run_rows(const Step& step, int64_t first, int64_t last) {
-  const int64_t width = heads_ * dim_;
+  Vector negated((size_t)(inverse_ ? table_->pairs() : 0));
   for (int64_t row = first; row < last; ++row) {
     const int64_t token = count_ == Count::tokens ? row : step.batch.logit_rows[row];
-    step.kernels.rotate(step.buffers[x_] + row * width, step.buffers[out_] + row * width, table_->cos(token),
-                        table_->sin(token), heads_, dim_, table_->pairs(), interleaved_);
+    const float* sin = table_->sin(token);
+    std::transform(sin, sin + negated.size(), negated.begin(), std::negate<float>());
+    rotate(step, row, table_->cos(token), inverse_ ? negated.data() : sin);
+  }
+}
+
+void Rotary::rotate(const Step& step, int64_t row, const float* cos, const float* sin) const {
+  const float* x = step.buffers[x_] + row * heads_ * dim_;
+  float* out = step.buffers[out_] + row * heads_ * dim_;
+  const int64_t pairs = table_->pairs();
+  if (first_ == 0) return step.kernels.rotate(x, out, cos, sin, heads_, dim_, pairs, interleaved_);
+  for (int64_t head = 0; head < heads_; ++head, x += dim_, out += dim_) {
+    if (out != x) std::copy_n(x, first_, out);
+    step.kernels.rotate(x + first_, out + first_, cos, sin, 1, dim_ - first_, pairs, interleaved_);
   }
 }
 

@@ -13,6 +13,14 @@ namespace quire {
 
 using Vector = std::vector<float>;
 
+// Bounds what an activation gets: gates by `limit`, and ups by plus and minus that. NaN stays.
+inline void limit_gates(float limit, const float* x, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = x[i] > limit ? limit : x[i];
+}
+inline void limit_ups(float limit, const float* x, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = x[i] > limit ? limit : x[i] < -limit ? -limit : x[i];
+}
+
 struct Moments {
   double mean, square;  // the means of some numbers, and of their squares
 };
@@ -178,18 +186,31 @@ class RopeTable : public Op {
 
 class Rotary : public Op {
  public:
+  // Rotates numbers from `first` on of each head; `inverse`: by the negated angle.
   Rotary(Count count, int64_t out, int64_t x, int64_t heads, int64_t dim, const RopeTable* table,
-         bool interleaved)
-      : count_(count), out_(out), x_(x), heads_(heads), dim_(dim), table_(table), interleaved_(interleaved) {}
+         bool interleaved, int64_t first, bool inverse)
+      : count_(count),
+        out_(out),
+        x_(x),
+        heads_(heads),
+        dim_(dim),
+        table_(table),
+        interleaved_(interleaved),
+        first_(first),
+        inverse_(inverse) {}
   bool row_wise() const override { return true; }
   Count rows() const override { return count_; }
   void run_rows(const Step& step, int64_t first, int64_t last) override;
 
  private:
+  void rotate(const Step& step, int64_t row, const float* cos, const float* sin) const;
+
   Count count_;
   int64_t out_, x_, heads_, dim_;
   const RopeTable* table_;
   bool interleaved_;
+  int64_t first_;
+  bool inverse_;
 };
 
 class ScaleByPosition : public Op {

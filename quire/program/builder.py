@@ -101,6 +101,7 @@ class Builder:
         routing: Routing,
         activation: str = "silu",
         limit: float | None = None,
+        shifted: bool = True,
     ) -> Value:
         """Mix the experts of each token that its router's `scores` [T, experts] choose."""
         _known(activation)
@@ -112,7 +113,7 @@ class Builder:
         if not 0 < routing.chosen <= routing.kept_groups * size:
             raise ConfigError(f"cannot choose {routing.chosen} of {routing.kept_groups * size} experts")
         out = self.value(x.shape, x.count)
-        return self.record(ops.Experts(out, x, scores, experts, routing, activation, limit)).out
+        return self.record(ops.Experts(out, x, scores, experts, routing, activation, limit, shifted)).out
 
     # Norms and elementwise
 

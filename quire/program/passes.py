@@ -43,7 +43,7 @@ def fuse(program: Program) -> Program:
     """Fuse adjacent ops to save passes over memory, without changing the bits of the result.
 
     - an Add and the norm of its sum become AddNorm
-    - two Linears of one input and their GatedActivation become GatedLinear
+    - two Linears of one input and their GatedActivation without limit become GatedLinear
     """
     ops = _fuse_gates(_fuse_norms(list(program.ops)), program.output)
     return replace(program, ops=tuple(ops))
@@ -66,7 +66,7 @@ def _fuse_gates(ops: list[Op], output: Value) -> list[Op]:
     gone: set[int] = set()
     fused: list[Op] = []
     for op in ops:
-        if isinstance(op, GatedActivation) and op.gate.shape == op.up.shape:
+        if isinstance(op, GatedActivation) and op.gate.shape == op.up.shape and op.limit is None:
             gate, up = writer[op.gate.index], writer[op.up.index]
             if _plain(gate, uses) and _plain(up, uses) and gate.x == up.x:
                 gone |= {gate.out.index, up.out.index}

@@ -51,11 +51,10 @@ def expected(op: Experts, x: np.ndarray, scores: np.ndarray, weights: dict[str, 
     for t, (row, score) in enumerate(zip(x.astype(float), scores.astype(float), strict=True)):
         for e, share in shares_of(op.routing, score, wide.get("bias", np.zeros(len(score)))).items():
             gate, up = (row @ wide[n][e].T + wide.get(n + "_b", np.zeros((99, 1)))[e] for n in ("gate", "up"))
-            if op.limit is None:
-                inner = gate / (1 + np.exp(-gate)) * up
-            else:
+            if op.limit is not None:
                 gate, up = np.minimum(gate, op.limit), np.clip(up, -op.limit, op.limit)
-                inner = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+            shifted = op.limit is not None and op.shifted
+            inner = gate / (1 + np.exp(-(1.702 if shifted else 1) * gate)) * (up + shifted)
             mixed = inner @ wide["down"][e].T + wide.get("down_b", np.zeros((99, 1)))[e]
             out[t] += share * wide.get("factors", np.ones(len(score)))[e] * mixed
     return out
@@ -63,7 +62,10 @@ def expected(op: Experts, x: np.ndarray, scores: np.ndarray, weights: dict[str, 
 
 def shares_of(how: Routing, score: np.ndarray, bias: np.ndarray) -> dict[int, float]:
     """The experts of one token and their shares."""
-    of_all = 1 / (1 + np.exp(-score)) if how.affinity == "sigmoid" else np.exp(score) / np.exp(score).sum()
+    of_all = np.exp(score) / np.exp(score).sum()
+    if how.affinity != "softmax":
+        sigmoid = how.affinity == "sigmoid"
+        of_all = 1 / (1 + np.exp(-score)) if sigmoid else np.sqrt(np.log1p(np.exp(score)))
     rank = of_all + bias
     groups = np.split(np.arange(len(score)), how.groups)
     depth = {"max": 1, "top2": 2}[how.group_rank]
@@ -87,11 +89,13 @@ def draw(weights: ExpertWeights, rng: np.random.Generator) -> dict[str, np.ndarr
     st.booleans(),
     st.none() | st.sampled_from([0.5, 7.0]),
     st.booleans(),
+    st.booleans(),
     st.integers(0, 99),
 )
-def test_experts(count, chosen, hidden, inner, rows, normalized, limit, biases, seed) -> None:
+def test_experts(count, chosen, hidden, inner, rows, normalized, limit, shifted, biases, seed) -> None:
     weights = stack(count, hidden, inner, biases)
-    op = recorded(weights, routing=Routing(min(chosen, count), normalized=normalized), limit=limit)
+    how = {"limit": limit, "shifted": shifted}
+    op = recorded(weights, routing=Routing(min(chosen, count), normalized=normalized), **how)
     rng = np.random.default_rng(seed)
     arrays = draw(weights, rng)
     x, scores = (rng.standard_normal((rows, n)).astype(np.float32) for n in (hidden, count))
@@ -111,6 +115,34 @@ def test_ties_go_to_the_lower_number() -> None:
     scores = np.random.default_rng(0).integers(0, 4, (50, 200)).astype(np.float32)
     for row, best in zip(scores.tolist(), many.routing.shares(scores)[0].tolist(), strict=True):
         assert best == sorted(range(200), key=lambda e: (-row[e], e))[:8]
+
+
+def test_experts_that_are_listed_by_token_id() -> None:
+    """Whatever the scores, which give their shares; twice if listed twice; ids beyond have id 0's."""
+    listed = np.array([[0, 1], [3, 2], [2, 2]])
+    name, rng = P / "table", np.random.default_rng(0)
+    weights, table = stack(4, 5, 6), WeightSpec(P / "table", (6,), (P / "table",), below=4)
+    routing = Routing(2, "sqrtsoftplus", True, scaling=1.5, floor=1e-20, listed=table)
+    op = recorded(weights, routing=routing)
+    arrays = {**draw(weights, rng), name: listed.astype(np.float32).reshape(-1)}
+    x, scores = (rng.standard_normal((5, n)).astype(np.float32) for n in (5, 4))
+    ids = [1, 2, 0, 7, 1]
+    out = op.reference(Run(batch_of([(Sequence(ids, [0]), 5)], 1024), arrays, []), x, scores)
+    for row, own, score, token in zip(out, x, scores.astype(float), ids, strict=True):
+        picked = listed[token if token < 3 else 0]
+        affinities = np.sqrt(np.log1p(np.exp(score)))[picked]
+        shares = 1.5 * affinities / affinities.sum()
+        each = []
+        for expert in picked:
+            gate, up, down = (arrays[P / n][expert].astype(float) for n in ("gate", "up", "down"))
+            each.append(down @ (gate @ own / (1 + np.exp(-gate @ own)) * (up @ own)))
+        np.testing.assert_allclose(row, shares @ np.array(each), rtol=2e-5, atol=2e-5)
+
+
+def test_affinities_survive_large_scores() -> None:
+    scores = np.array([[1e4, -1e4, 0, -800]], np.float32)
+    _, shares = Routing(4, "sqrtsoftplus").shares(scores)
+    np.testing.assert_allclose(shares, [[100, np.log(2) ** 0.5, 0, 0]], rtol=1e-6)
 
 
 def test_shares_survive_large_scores() -> None:

@@ -372,6 +372,29 @@ def test_rotation_is_a_complex_product(heads: int, half: int, rest: int, turns: 
     assert same_bits(out[..., dim:].copy(), x[..., dim:].copy())
 
 
+@pytest.mark.parametrize("turns", [False, True])
+def test_the_last_numbers_of_heads_rotate_and_back(turns: bool) -> None:
+    """As the first numbers of heads that have no others; back is the same with positions negated."""
+    r, x = Rope(6, 100.0, turns), np.random.default_rng(0).standard_normal((9, 2, 10)).astype(np.float32)
+    run = Run(batch_of([(Sequence([0] * 40, [0], computed=30), 9)], 1 << 20), {})
+
+    def rotated(x: np.ndarray, **how: Any) -> np.ndarray:
+        b = Builder()
+        value = b.value(x.shape[1:])
+        return Rotary(b.value(x.shape[1:]), value, r, **how).reference(run, x)
+
+    out = rotated(x, first=4)
+    assert same_bits(out[..., :4].copy(), x[..., :4].copy())
+    assert same_bits(out[..., 4:].copy(), rotated(x[..., 4:].copy()))
+    back = rotated(out, first=4, inverse=True)
+    np.testing.assert_allclose(back, x, atol=2e-6)
+    angle = -np.arange(30, 39, dtype=np.float32)[:, None] * r.frequencies()
+    first, second = (slice(4, None, 2), slice(5, None, 2)) if turns else (slice(4, 7), slice(7, None))
+    turned = (x[..., first] + 1j * x[..., second]) * np.exp(1j * angle.astype(float))[:, None]
+    found = rotated(x, first=4, inverse=True)
+    np.testing.assert_allclose(found[..., first] + 1j * found[..., second], turned, atol=2e-6)
+
+
 def test_rows_of_one_batch_take_their_own_variant() -> None:
     r = rope({"type": "longrope", **LONG}, dim=8, original_max_position=1024)
     b = Builder()

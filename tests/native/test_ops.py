@@ -292,6 +292,18 @@ def test_rotary(isa: str) -> None:
             np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_rotary_of_the_last_numbers_and_back(isa: str) -> None:
+    for interleaved, inverse, first in product([False, True], [False, True], [0, 1, 5, 16]):
+        rope = Rope(20, 10_000.0, interleaved)
+
+        def record(b: Builder, x: Value, how: tuple[Rope, int, bool] = (rope, first, inverse)) -> Value:
+            return b.record(ops.Rotary(b.value(x.shape), x, *how)).out
+
+        op = OneOp([draw(20, 3, first + 20)], record)
+        np.testing.assert_allclose(op.native(isa, start=70), op.reference(start=70), rtol=1e-6, atol=1e-6)
+
+
 # Experts
 
 
@@ -310,14 +322,15 @@ def stack(count: int, hidden: int, inner: int, biases: bool) -> ExpertWeights:
 def test_experts(format: str, isa: str) -> None:
     """Tokens in plenty and alone, all experts chosen or one, biases or none, the bounded activation."""
     cases = [
-        (40, Routing(2), "silu", False, None),
-        (9, Routing(5, normalized=True), "gelu_new", True, None),
-        (1, Routing(1), "relu", True, None),
-        (23, Routing(3, normalized=True), "silu", True, 0.5),
-        (18, Routing(1, normalized=True), "silu", False, 7.0),
+        (40, Routing(2), "silu", False, None, True),
+        (9, Routing(5, normalized=True), "gelu_new", True, None, True),
+        (1, Routing(1), "relu", True, None, True),
+        (23, Routing(3, normalized=True), "silu", True, 0.5, True),
+        (18, Routing(1, normalized=True), "silu", False, 7.0, True),
+        (29, Routing(2, "sqrtsoftplus", normalized=True), "silu", False, 0.5, False),
     ]
-    for tokens, routing, activation, biases, limit in cases:
-        how = {"routing": routing, "activation": activation, "limit": limit}
+    for tokens, routing, activation, biases, limit, shifted in cases:
+        how = {"routing": routing, "activation": activation, "limit": limit, "shifted": shifted}
         weights = stack(5, 33, 140, biases)
         x, scores = draw(tokens, 33), np.round(draw(tokens, 5, seed=1) * 2) / 2  # ties
         op = OneOp([x, scores], lambda b, v, s, w=weights, h=how: b.experts(v, s, w, **h))
@@ -335,6 +348,7 @@ def test_routing_has_the_bits_of_the_reference(isa: str) -> None:
     """Experts whose matrices are of ones: what differs between tokens are their experts' shares."""
     count = 24
     bias, factors = (WeightSpec(W / name, (count,), (W / name,)) for name in ("bias", "factors"))
+    table = WeightSpec(W / "table", (190 * 3,), (W / "table",), below=count)  # the last tokens have no row
     weights = stack(count, 1, 1, biases=False)
     spread = {f"w.{n}": np.ones((count, 1, 1), np.float32) for n in ("gate", "up")}
     spread["w.down"] = 3.0 ** -np.arange(count, dtype=np.float32)[:, None, None]
@@ -350,9 +364,12 @@ def test_routing_has_the_bits_of_the_reference(isa: str) -> None:
         Routing(24, "softmax"),
         Routing(5, "softmax", True, scaling=0.7, factors=factors),
         Routing(4, margin=0.6),
+        Routing(6, "sqrtsoftplus", True, bias, scaling=2.5, floor=1e-20),
+        Routing(3, "sqrtsoftplus", True, scaling=1.5, floor=1e-20, listed=table),
     ):
         op = OneOp([x, scores], lambda b, v, s, h=how: b.experts(v, s, weights, routing=h, activation="relu"))
-        kept = spread | {spec.name: draw(count, seed=3) for spec in how.weights()}
+        kept = spread | {spec.name: draw(*spec.shape, seed=3) for spec in how.weights()}
+        kept["w.table"] = np.random.default_rng(0).integers(0, count, table.shape).astype(np.float32)
         checkpoint = op.checkpoint(**kept)
         found = op.run(on_native(op.program, checkpoint, "f32", isa, threads=2))
         assert same_bits(found, op.run(on_reference(op.program, checkpoint, "f32"))), how

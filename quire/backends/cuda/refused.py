@@ -23,6 +23,10 @@ _FOR: dict[type[Op], tuple[str, str]] = {
     ops.Compress: ("compressed attention", _ON_CPU),
     ops.CompressedAttention: ("attention to vectors that are keys and values", _ON_CPU),
     ops.ChoosePositions: ("attention to positions that an indexer chooses", _ON_CPU),
+    ops.RepeatStreams: ("hyper-connections", _ON_CPU),
+    ops.StreamWeights: ("hyper-connections", _ON_CPU),
+    ops.CollapseStreams: ("hyper-connections", _ON_CPU),
+    ops.MixStreams: ("hyper-connections", _ON_CPU),
 }
 
 
@@ -32,6 +36,8 @@ def require_kernels(program: Program, storage: Mapping[str, Storage]) -> None:
         if type(op) in _FOR:
             use, hint = _FOR[type(op)]
             raise ConfigError(f"the cuda backend has no kernels for {use}", hint)
+        if (unlike := _unlike_kernels(op)) is not None:
+            raise ConfigError(f"the cuda backend has no kernels for {unlike}", _ON_CPU)
         if not is_lowered(op):
             raise ConfigError(f"the cuda backend has no kernel for {type(op).__name__}", _ON_CPU)
         if isinstance(op, ops.Experts):
@@ -52,6 +58,19 @@ def require_kernels(program: Program, storage: Mapping[str, Storage]) -> None:
         _require_in_order(op, storage)
     if others := {value.dtype for op in program for value in op.outputs()} - {"float32"}:
         raise ConfigError(f"the cuda backend computes in float32, and this model has {min(others)}", _ON_CPU)
+
+
+def _unlike_kernels(op: Op) -> str | None:
+    """Return what an op computes that kernels for others of its class do not, None if they compute it."""
+    if isinstance(op, ops.Rotary) and (op.first or op.inverse):
+        return "rotations of other than the first numbers of heads, or back"
+    if isinstance(op, ops.GatedActivation) and op.limit is not None:
+        return "gates with a limit"
+    if isinstance(op, ops.Experts) and op.limit is not None and not op.shifted:
+        return "experts whose gates have a limit"
+    if isinstance(op, ops.Experts) and (op.routing.listed or op.routing.affinity == "sqrtsoftplus"):
+        return "experts that are listed by token, or chosen by the square root of a softplus"
+    return None
 
 
 def _require_floats(spec: WeightSpec, what: str, storage: Mapping[str, Storage], hint: str) -> None:

@@ -182,7 +182,7 @@ class Routing:
     def __init__(
         self,
         chosen: int,
-        sigmoid: bool,
+        affinity: str,
         normalized: bool,
         bias: Floats | None,
         groups: int,
@@ -193,6 +193,7 @@ class Routing:
         factors: Floats | None,
         on_inputs: bool,
         margin: float,
+        listed: Floats | None,
     ) -> None: ...
 
 class Native:
@@ -225,7 +226,9 @@ class Native:
         self, rows: str, out: int, x: int, width: int, positive: float, negative: float, beta: float
     ) -> None: ...
     def unary(self, rows: str, out: int, x: int, width: int, activation: str) -> None: ...
-    def gate(self, rows: str, out: int, gate: int, up: int, width: int, activation: str) -> None: ...
+    def gate(
+        self, rows: str, out: int, gate: int, up: int, width: int, activation: str, limit: float = 0.0
+    ) -> None: ...
     def gate_rows(self, rows: str, out: int, gate: int, up: int, width: int, activation: str) -> None: ...
     def match_magnitude(self, rows: str, out: int, x: int, like: int, width: int, floor: float) -> None: ...
     def above_cutoff(self, rows: str, out: int, x: int, width: int, deviations: float) -> None: ...
@@ -263,7 +266,16 @@ class Native:
     def place_images(self, out: int, x: int, width: int, column: int, added: bool) -> None: ...
     def frequencies(self, table: int, variant: int, values: Floats) -> None: ...
     def rotary(
-        self, rows: str, out: int, x: int, heads: int, dim: int, table: int, interleaved: bool
+        self,
+        rows: str,
+        out: int,
+        x: int,
+        heads: int,
+        dim: int,
+        table: int,
+        interleaved: bool,
+        first: int = 0,
+        inverse: bool = False,
     ) -> None: ...
     def pack(self, rows: str, x: int, width: int, like: Matrix) -> None: ...
     def products(self, rows: str) -> None: ...
@@ -280,7 +292,27 @@ class Native:
         routing: Routing,
         activation: str,
         limit: float,
+        shifted: bool,
     ) -> None: ...
+    def repeat_streams(self, rows: str, out: int, x: int, streams: int, hidden: int) -> None: ...
+    def stream_weights(
+        self,
+        rows: str,
+        out: int,
+        x: int,
+        mixed: int,
+        streams: int,
+        hidden: int,
+        base: Floats,
+        scale: Floats,
+        eps: float,
+        floor: float,
+        rounds: int,
+    ) -> None: ...
+    def collapse_streams(
+        self, rows: str, out: int, x: int, w: int, w_width: int, streams: int, hidden: int
+    ) -> None: ...
+    def mix_streams(self, out: int, x: int, y: int, w: int, streams: int, hidden: int) -> None: ...
     def write_kv(self, k: int, v: int, cache: KVCache, layer: int) -> None: ...
     def attend(
         self,

@@ -16,9 +16,10 @@ import numpy as np
 from quire.backends.native import _core
 from quire.backends.native.attention import AttentionLowering, CachedAttention
 from quire.backends.native.caches import NativeCaches
+from quire.backends.native.routing import routing_of
+from quire.backends.native.streams import StreamOp, record_streams
 from quire.errors import ConfigError
 from quire.program import ops
-from quire.program.ops.experts import Routing
 from quire.program.passes import BufferPlan, plan_buffers
 from quire.program.program import Op, Program, Value, WeightSpec
 from quire.program.rope import Rope
@@ -287,8 +288,8 @@ class Lowering:
     def _(self, op: ops.GatedActivation) -> None:
         gate, up = self._at(op.gate), self._at(op.up)
         by_row = op.gate.width == 1 and op.up.width > 1
-        record = self.native.gate_rows if by_row else self.native.gate
-        record(op.up.count, self._at(op.out), gate, up, op.up.width, op.activation)
+        where = (op.up.count, self._at(op.out), gate, up, op.up.width, op.activation)
+        self.native.gate_rows(*where) if by_row else self.native.gate(*where, op.limit or 0.0)
 
     @record.register
     def _(self, op: ops.Rotary) -> None:
@@ -296,7 +297,7 @@ class Lowering:
             axes = op.rope.axes.tolist() if op.rope.sections else []
             own = (op.rope.dim // 2, op.rope.attention_factor, axes, op.rope.behind)
             self.ropes[op.rope] = self.native.rope_table(*own)
-        (heads, dim), how = op.x.shape, (self.ropes[op.rope], op.rope.interleaved)
+        (heads, dim), how = op.x.shape, (self.ropes[op.rope], op.rope.interleaved, op.first, op.inverse)
         self.native.rotary(op.x.count, self._at(op.out), self._at(op.x), heads, dim, *how)
 
     @record.register
@@ -337,29 +338,17 @@ class Lowering:
         self.native.state_space(out, x, length, *how)
 
     @record.register
+    def _(self, op: StreamOp) -> None:
+        record_streams(op, self.native, self._at, self._vectors)
+
+    @record.register
     def _(self, op: ops.Experts) -> None:
         w = op.experts
         matrices = [self._matrices[spec.name] if spec else None for spec in (w.gate, w.up, w.down)]
         biases = [self._vector(spec) for spec in (w.gate_bias, w.up_bias, w.down_bias)]
         out, x, scores = self._at(op.out), self._at(op.x), self._at(op.scores)
-        routing = self._routing(op.routing)
-        self.native.experts(out, x, scores, matrices, biases, routing, op.activation, op.limit or 0.0)
-
-    def _routing(self, of: Routing) -> _core.Routing:
-        return _core.Routing(
-            of.chosen,
-            sigmoid=of.affinity == "sigmoid",
-            normalized=of.normalized,
-            bias=self._vector(of.bias),
-            groups=of.groups,
-            kept_groups=of.kept_groups,
-            by_two=of.group_rank == "top2",
-            scaling=of.scaling,
-            floor=of.floor,
-            factors=self._vector(of.factors),
-            on_inputs=of.on_inputs,
-            margin=-1.0 if of.margin is None else of.margin,
-        )
+        how = (routing_of(op.routing, self._vector), op.activation, op.limit or 0.0, op.shifted)
+        self.native.experts(out, x, scores, matrices, biases, *how)
 
 
 def _form(matrix: _core.Matrix) -> tuple[str, bytes]:

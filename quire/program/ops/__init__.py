@@ -34,6 +34,7 @@ from quire.program.ops.norm import AboveCutoff, AddNorm, GatedRMSNorm, LayerNorm
 from quire.program.ops.rotary import Rotary
 from quire.program.ops.state import GatedRecurrence, ShortConvolution
 from quire.program.ops.state_space import StateSpace
+from quire.program.ops.streams import CollapseStreams, MixStreams, RepeatStreams, StreamWeights
 
 __all__ = [
     "AboveCutoff",
@@ -42,6 +43,7 @@ __all__ = [
     "Attention",
     "ChoosePositions",
     "Clip",
+    "CollapseStreams",
     "Compress",
     "CompressedAttention",
     "DeltaRule",
@@ -60,6 +62,7 @@ __all__ = [
     "LinearByHead",
     "MatchMagnitude",
     "MeanOfRows",
+    "MixStreams",
     "MixedRows",
     "Patches",
     "PlaceImages",
@@ -67,6 +70,7 @@ __all__ = [
     "PositionEmbed",
     "PreviousHidden",
     "RMSNorm",
+    "RepeatStreams",
     "Rotary",
     "RotaryAt",
     "RowAttention",
@@ -81,6 +85,7 @@ __all__ = [
     "SoftCap",
     "Standardize",
     "StateSpace",
+    "StreamWeights",
     "Unary",
     "Xielu",
 ]

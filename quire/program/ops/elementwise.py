@@ -227,12 +227,14 @@ class Add(Op):
 class GatedActivation(Op):
     """out = activation(gate) * up (GLU variants, Shazeer, arXiv:2002.05202).
 
-    A gate of width 1 is that of all values of its token.
+    A gate of width 1 is that of all values of its token. With `limit`, of a gate as wide as up, it is at most
+    that before its activation, and up within plus and minus that; NaN stays.
     """
 
     gate: Value
     up: Value
     activation: str
+    limit: float | None = None
 
     def flops(self, load: Load) -> float:
         return load.size(self.out.count) * (4 * self.gate.width + self.out.width)
@@ -241,4 +243,6 @@ class GatedActivation(Op):
         gate, up = inputs
         if self.gate.width == 1:
             gate = gate.reshape(-1, *[1] * (up.ndim - 1))
+        if self.limit is not None:
+            gate, up = np.minimum(gate, self.limit), np.clip(up, -self.limit, self.limit)
         return ACTIVATIONS[self.activation](gate) * up

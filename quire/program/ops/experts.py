@@ -15,7 +15,8 @@ from quire.program.program import Load, Op, Run, Value, WeightBytes, WeightSpec
 class Routing:
     """The rule by which the scores of a router choose the experts of a token, and give each a share.
 
-    The affinity of an expert is the softmax over all scores, or the sigmoid of its own. The `chosen` experts
+    The affinity of an expert is the softmax over all scores, or the sigmoid of its own, or the square root of
+    ln(1 + e^score) ("sqrtsoftplus", DeepSeek-V4). The `chosen` experts
     are those with the largest affinity + bias, among the `kept_groups` best of `groups` groups of adjacent
     experts; a group ranks by its largest affinity + bias ("max") or the sum of its two largest ("top2"). Ties
     go to the lower index. A share is scaling * affinity, if `normalized` divided by the sum of the chosen
@@ -27,10 +28,13 @@ class Routing:
     With `margin` (SparseMixer, arXiv:2409.12136) experts are chosen by score, one after the other, and a
     share is the softmax among those left whose score s is near the best one t: (t - s) / max(|s|, t) is at
     most the margin.
+
+    With `listed` [ids * chosen] the experts of a token are those that its id has there, whatever the scores,
+    which give the shares alone; an id beyond the list has the experts of id 0.
     """
 
     chosen: int
-    affinity: Literal["softmax", "sigmoid"] = "softmax"
+    affinity: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     normalized: bool = False
     bias: WeightSpec | None = None
     groups: int = 1
@@ -41,15 +45,22 @@ class Routing:
     factors: WeightSpec | None = None
     on_inputs: bool = False
     margin: float | None = None
+    listed: WeightSpec | None = None
 
     def weights(self) -> tuple[WeightSpec, ...]:
-        return tuple(weight for weight in (self.bias, self.factors) if weight is not None)
+        return tuple(weight for weight in (self.bias, self.factors, self.listed) if weight is not None)
 
     def shares(
-        self, scores: Array, bias: Array | None = None, factors: Array | None = None
+        self,
+        scores: Array,
+        bias: Array | None = None,
+        factors: Array | None = None,
+        listed: np.ndarray | None = None,
     ) -> tuple[np.ndarray, Array]:
-        """Return (expert indices, shares), [T, chosen] each, best first."""
-        if self.margin is None:
+        """Return (expert indices, shares), [T, chosen] each, best first, or as `listed` for these tokens."""
+        if listed is not None:
+            picked, shares = listed, self._of(self._affinities(scores), listed)
+        elif self.margin is None:
             picked, shares = self._together(scores, bias)
         else:
             picked, shares = self._apart(scores, self.margin)
@@ -68,11 +79,16 @@ class Routing:
         if self.groups > 1:
             ranks = self._without_other_groups(ranks)
         picked = np.argsort(-ranks, axis=-1, kind="stable")[:, : self.chosen]
+        shares = self._of(affinities, picked)
+        shares[lost] = np.nan
+        return picked, shares
+
+    def _of(self, affinities: np.ndarray, picked: np.ndarray) -> np.ndarray:
+        """Return the shares of experts by their affinities, not scaled."""
         shares = np.take_along_axis(affinities, picked, axis=-1)
         if self.normalized:
             shares /= shares.sum(axis=-1, keepdims=True) + self.floor
-        shares[lost] = np.nan
-        return picked, shares
+        return shares
 
     def _apart(self, scores: Array, margin: float) -> tuple[np.ndarray, np.ndarray]:
         """Return the same one expert after the other, each among those near it."""
@@ -93,6 +109,8 @@ class Routing:
         if self.affinity == "sigmoid":
             with np.errstate(over="ignore"):  # the limit is correct
                 return np.asarray(1 / (1 + np.exp(-wide)))
+        if self.affinity == "sqrtsoftplus":
+            return np.asarray(np.sqrt(np.logaddexp(wide, 0)))
         raised = np.exp(wide - wide.max(axis=-1, keepdims=True))
         return np.asarray(raised / raised.sum(axis=-1, keepdims=True))
 
@@ -135,8 +153,8 @@ class Experts(Op):
     Experts without gate have activation(up_e x) in its place.
 
     The experts of a token and their shares p follow from its `scores` [T, experts] (Routing). With `limit`
-    (gpt-oss) the activation is gate' * sigmoid(1.702 gate') * (up' + 1), gate'
-    at most the limit and up' within plus and minus the limit. The sum runs in order of expert number.
+    gates are at most that, gate', and ups within plus and minus that, up'; if `shifted` too (gpt-oss), the
+    activation is gate' * sigmoid(1.702 gate') * (up' + 1). The sum runs in order of expert number.
     """
 
     x: Value
@@ -145,6 +163,7 @@ class Experts(Op):
     routing: Routing
     activation: str
     limit: float | None = None
+    shifted: bool = True
 
     def weights(self) -> tuple[WeightSpec, ...]:
         return (*self.experts.all(), *self.routing.weights())
@@ -163,24 +182,34 @@ class Experts(Op):
     def weight_bytes(self, load: Load, nbytes: WeightBytes) -> float:
         """Return the bytes of the expected number of distinct experts under uniform independent routing."""
         touched = load.touched(self.out.count, self.routing.chosen, self.num_experts)
-        routing = sum(nbytes(w) for w in self.routing.weights())
+        listed = self.routing.listed
+        routing: float = sum(nbytes(w) for w in self.routing.weights() if w is not listed)
+        if listed is not None:
+            routing += nbytes(listed) * load.num_tokens * self.routing.chosen / listed.size
         return touched * sum(nbytes(w) for w in self.experts.all()) + routing
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
         x, scores = inputs
-        weights = [
-            None if w is None else run.weights[w.name] for w in (self.routing.bias, self.routing.factors)
-        ]
-        picked, shares = self.routing.shares(scores, *weights)
+        how = self.routing
+        bias, factors = (None if w is None else run.weights[w.name] for w in (how.bias, how.factors))
+        picked, shares = how.shares(scores, bias, factors, self._listed(run))
         out = np.zeros((len(x), *self.out.shape), np.float32)
         for expert in np.unique(picked):
             tokens, rank = np.nonzero(picked == expert)
             share = shares[tokens, rank][:, None]
             if self.routing.on_inputs:
-                out[tokens] += self._expert(run, int(expert), share * x[tokens])
+                np.add.at(out, tokens, self._expert(run, int(expert), share * x[tokens]))
             else:
-                out[tokens] += share * self._expert(run, int(expert), x[tokens])
+                np.add.at(out, tokens, share * self._expert(run, int(expert), x[tokens]))
         return out
+
+    def _listed(self, run: Run) -> np.ndarray | None:
+        """Return the experts that are listed for the tokens, [T, chosen]."""
+        if self.routing.listed is None:
+            return None
+        table = run.weights[self.routing.listed.name].reshape(-1, self.routing.chosen)
+        ids = run.batch.token_ids
+        return table[np.where(ids < len(table), ids, 0)].astype(np.int64)
 
     def _expert(self, run: Run, expert: int, x: Array) -> Array:
         def linear(x: Array, weight: WeightSpec, bias: WeightSpec | None) -> Array:
@@ -195,5 +224,8 @@ class Experts(Op):
             inner = ACTIVATIONS[self.activation](gate) * up
         else:
             gate, up = np.minimum(gate, self.limit), np.clip(up, -self.limit, self.limit)
-            inner = gate * sigmoid(np.float32(1.702) * gate) * (up + np.float32(1))
+            if self.shifted:
+                inner = gate * sigmoid(np.float32(1.702) * gate) * (up + np.float32(1))
+            else:
+                inner = ACTIVATIONS[self.activation](gate) * up
         return linear(inner, self.experts.down, self.experts.down_bias)

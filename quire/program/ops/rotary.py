@@ -13,13 +13,15 @@ from quire.program.rope import Rope
 
 @dataclass(frozen=True, slots=True)
 class Rotary(Op):
-    """out = x [T, heads, head_dim] with the first rope.dim numbers of each head rotated by position.
+    """out = x [T, heads, head_dim] with rope.dim numbers of each head, from `first` on, rotated by position.
 
-    A pair (a, b) becomes (a cos - b sin, b cos + a sin).
+    A pair (a, b) becomes (a cos - b sin, b cos + a sin); with `inverse` it is rotated back, by sin negated.
     """
 
     x: Value
     rope: Rope
+    first: int = 0
+    inverse: bool = False
 
     def flops(self, load: Load) -> float:
         return 3 * load.size(self.out.count) * self.x.shape[0] * self.rope.dim
@@ -32,6 +34,8 @@ class Rotary(Op):
             batch.memo[self.rope] = self.rope.cos_sin(batch.positions if three is None else three, variants)
         rows = slice(None) if self.x.count == "T" else batch.logit_rows
         cos, sin = (part[rows, None, :] for part in batch.memo[self.rope])
+        if self.inverse:
+            sin = -sin
         first, second = self._pairs()
         out = inputs[0].copy()
         a, b = inputs[0][..., first], inputs[0][..., second]
@@ -40,7 +44,8 @@ class Rotary(Op):
         return out
 
     def _pairs(self) -> tuple[slice, slice]:
-        dim = self.rope.dim
+        first, half = self.first, self.rope.dim // 2
+        end = first + 2 * half
         if self.rope.interleaved:
-            return slice(0, dim, 2), slice(1, dim, 2)
-        return slice(0, dim // 2), slice(dim // 2, dim)
+            return slice(first, end, 2), slice(first + 1, end, 2)
+        return slice(first, first + half), slice(first + half, end)
