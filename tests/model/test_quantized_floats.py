@@ -75,6 +75,35 @@ def test_scales_of_8_bit_floats(
     assert list(found) == ["m.weight"]
 
 
+def test_deepseek_v4_has_4_bit_experts_beside_8_bit_matrices(tmp_path: Path) -> None:
+    """Scales are powers of two beside the weights; NVIDIA's experts are NVFP4."""
+    wide, packed = numbers(OUT, IN, dtype=E4M3), RNG.integers(0, 256, (OUT, 48), np.uint8)
+    scales, of_experts, sixteenths = power(2, 2), power(OUT, 3), abs(numbers(OUT, 6, dtype=E4M3))
+    e8m0 = ml_dtypes.float8_e8m0fnu
+    tensors = {
+        "layers.0.attn.wq_a.weight": wide,
+        "layers.0.attn.wq_a.scale": scales.view(e8m0),
+        "layers.0.ffn.experts.0.w1.weight": packed.view(np.int8),
+        "layers.0.ffn.experts.0.w1.scale": of_experts.view(e8m0),
+        "layers.0.hc_attn_scale": numbers(3),
+        "layers.0.ffn.experts.0.w2.weight": packed,
+        "layers.0.ffn.experts.0.w2.weight_scale": sixteenths,
+        "layers.0.ffn.experts.0.w2.weight_scale_2": np.array(0.5, np.float32),
+        "layers.0.ffn.experts.0.w2.input_scale": np.array(0.5, np.float32),
+    }
+    found = write(tmp_path, {**BLOCKS, "scale_fmt": "ue8m0"}, tensors)
+    assert sorted(found) == sorted(n for n in tensors if n.endswith((".weight", "hc_attn_scale")))
+    blocks = np.repeat(np.repeat(of_power(scales), 128, axis=0)[:OUT], 128, axis=1)[:, :IN]
+    dense = found.pull("layers.0.attn.wq_a.weight").dense()
+    np.testing.assert_array_equal(dense, blocks * wide.astype(np.float32))
+    values = np.stack([FP4[packed & 15], FP4[packed >> 4]], axis=-1).reshape(OUT, 96)
+    dense = found.pull("layers.0.ffn.experts.0.w1.weight").dense()
+    np.testing.assert_array_equal(dense, np.repeat(of_power(of_experts), 32, axis=1) * values)
+    dense = found.pull("layers.0.ffn.experts.0.w2.weight").dense()
+    by_group = np.repeat(sixteenths.astype(np.float32) * np.float32(0.5), 16, axis=1)
+    np.testing.assert_array_equal(dense, by_group * values)
+
+
 def test_scales_of_joined_matrices_and_of_experts(tmp_path: Path) -> None:
     qkv, gate_up, experts = (numbers(*shape, dtype=E4M3) for shape in ((OUT, 32), (OUT, 32), (3, OUT, 32)))
     tensors = {

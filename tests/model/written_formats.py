@@ -19,6 +19,7 @@ _NAMES = {
     np.dtype(ml_dtypes.bfloat16): "BF16",
     np.dtype(ml_dtypes.float8_e4m3fn): "F8_E4M3",
     np.dtype(ml_dtypes.float8_e5m2): "F8_E5M2",
+    np.dtype(ml_dtypes.float8_e8m0fnu): "F8_E8M0",
     np.dtype(np.uint8): "U8",
     np.dtype(np.int8): "I8",
     np.dtype(np.int32): "I32",

@@ -20,6 +20,7 @@ from quire.weights.plan import Expect, all_in
 
 _LISTS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "llm_int8_skip_modules")
 _HEAD, _SUFFIX = "lm_head", ".weight"
+_EXPERTS = ".experts."
 _NVFP4 = CodedStorage("nvfp4", 4, "fp4", 16, ScaleForm("f32", "e4m3", 8, 0))
 _MXFP4 = CodedStorage("mxfp4", 4, "fp4", 32, ScaleForm("e8m0"))
 
@@ -32,18 +33,31 @@ def expected_storage(config: Mapping[str, Any], floats: str) -> Expect:
         return all_in(floats)
     method, settings = stated
     listed = [name for field in _LISTS for name in settings.names(field)]
+    apart = _experts_apart(method, settings, config)
+    if apart is not None:  # what lists name is not of the kind of experts
+        listed = []
     patterns = ModuleNames(listed)
     head = method == "mlx" or settings.flag(_HEAD)
 
     def expect(spec: WeightSpec) -> Storage:
         name = spec.sources[0].removesuffix(_SUFFIX)
         table = method == "mlx" and len(spec.shape) > 1 and "embed" in name
-        left_out = name in patterns or _left_out(name, listed) or (name.endswith(_HEAD) and not head)
+        left_out = name in patterns or _left_out(name, listed) or (name.endswith("head") and not head)
         if method == "mxfp4":
             left_out = len(spec.shape) < 3
-        return plain if left_out or not (spec.quantizable or table) else kind
+        own = apart if apart is not None and _EXPERTS in name else kind
+        return plain if left_out or not (spec.quantizable or table) else own
 
     return expect
+
+
+def _experts_apart(method: str, settings: Settings, config: Mapping[str, Any]) -> CodedStorage | None:
+    """Return the kind of experts that are 4-bit floats beside matrices of 8-bit floats (DeepSeek-V4)."""
+    if method != "fp8":
+        return None
+    if settings.get("moe_quant_algo") == "NVFP4":
+        return _NVFP4
+    return _MXFP4 if config.get("expert_dtype") == "fp4" else None
 
 
 def _kind(method: str, settings: Settings) -> CodedStorage | None:
@@ -51,8 +65,9 @@ def _kind(method: str, settings: Settings) -> CodedStorage | None:
     if method == "mxfp4":
         return _MXFP4
     if method in ("fp8", "fbgemm_fp8"):
-        blocks = settings.get("weight_block_size") is not None
-        return CodedStorage("fp8", 8, "e4m3", 128 if blocks else None, ScaleForm("f32"))
+        blocks = settings.get("weight_block_size") is not None or settings.get("quant_algo") is not None
+        form = "e8m0" if settings.get("scale_fmt") == "ue8m0" else "f32"
+        return CodedStorage("fp8", 8, "e4m3", 128 if blocks else None, ScaleForm(form))
     if method == "modelopt":
         four = "NVFP4" in str(settings.get("quant_algo"))
         return _NVFP4 if four else CodedStorage("fp8", 8, "e4m3", None, ScaleForm("f32"))

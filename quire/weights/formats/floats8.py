@@ -15,13 +15,14 @@ import numpy as np
 from quire.quantize.coded import Coded, CodedStorage
 from quire.quantize.kinds import Array
 from quire.quantize.scales import ScaleForm, Scales
-from quire.weights.formats.raw import SCALES, QuantizedWeight, RawTensors, coded
+from quire.weights.formats.raw import SCALES, WEIGHT, QuantizedWeight, RawTensors, coded
 from quire.weights.formats.settings import Settings
 
 TABLES = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2"}
 _SCALES = SCALES | {"F8_E8M0": "e8m0", "U8": "e8m0"}
 
 _ENDINGS = tuple(f"_{end}" for end in ("scale_inv", "scale"))  # of the names of scales
+BESIDE = ".scale"  # the name of scales beside .weight in DeepSeek-V4
 
 Block = tuple[int, int]  # outputs, inputs that share a scale
 
@@ -33,7 +34,8 @@ def float8_weights(
     for name in raw:
         entry = raw.need(name)
         if entry.dtype in TABLES and not name.endswith(_ENDINGS):
-            scale = next((name + end for end in _ENDINGS if name + end in raw), None)
+            names = [*(name + end for end in _ENDINGS), name.removesuffix(WEIGHT) + BESIDE]
+            scale = next((own for own in names if own in raw), None)
             if scale is None:
                 raise raw.fault(name, "has 8-bit floats, but no scale")
             out = entry.shape[-2] if len(entry.shape) > 1 else 0

@@ -7,6 +7,7 @@ which they are multiplied (ModelOpt, MLX) or divided (compressed-tensors).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -59,6 +60,16 @@ def nvfp4_weight(
         return coded(storage, shape[-1], _bytes(raw, packed, shape), own)
 
     return raw.weight("", shape, storage, parts, read, name)
+
+
+def nvfp4_modules(raw: RawTensors) -> Iterator[QuantizedWeight]:
+    """Yield the NVFP4 weights of all modules, as ModelOpt names their tensors."""
+    for module in raw.modules(".weight_scale"):
+        weight = module + WEIGHT
+        if raw.need(weight).dtype == "U8":
+            scale, second = module + ".weight_scale", module + ".weight_scale_2"
+            raw.need(second)
+            yield nvfp4_weight(raw, weight, weight, scale, second, "times")
 
 
 def _shape(raw: RawTensors, packed: str) -> tuple[int, ...]:

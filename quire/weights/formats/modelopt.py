@@ -14,7 +14,7 @@ from typing import Any
 
 from quire.errors import ConfigError, quoted
 from quire.weights.formats.floats8 import block_of, float8_weights
-from quire.weights.formats.fp4 import nvfp4_weight
+from quire.weights.formats.fp4 import nvfp4_modules
 from quire.weights.formats.raw import BETTER, RawTensors, Reading
 from quire.weights.formats.settings import Settings
 from quire.weights.formats.unused import notes_on, unused_scales
@@ -44,12 +44,6 @@ def read_modelopt(settings: Settings, raw: RawTensors, config: Mapping[str, Any]
             raise raw.fault(name, "scales activations before a product, which is not supported", BETTER)
     block = block_of(settings, *_BLOCK) if algorithm in ("FP8_PB_WO", "MIXED_PRECISION") else None
     single = algorithm not in ("FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8")
-    weights = list(float8_weights("fp8", raw, block, config, single))
-    for module in raw.modules(".weight_scale"):
-        weight = module + ".weight"
-        if raw.need(weight).dtype == "U8":
-            scale, second = module + ".weight_scale", module + ".weight_scale_2"
-            raw.need(second)
-            weights.append(nvfp4_weight(raw, weight, weight, scale, second, "times"))
+    weights = [*float8_weights("fp8", raw, block, config, single), *nvfp4_modules(raw)]
     rounded = any(weight.storage.integers for weight in weights)
     return Reading("ModelOpt", tuple(weights), notes_on(unused, cache, rounded), unused)
