@@ -15,7 +15,7 @@ from quire.program.program import Op, Program, WeightSpec
 from quire.quantize.grid import Grid
 from quire.quantize.kinds import DTYPES, Array, Floats
 from quire.quantize.walk import TextRun, quantizable, tables, text_batch
-from quire.weights.load import canonical, has_own_head
+from quire.weights.load import canonical, has_own_head, pull_source
 from quire.weights.plan import plan
 from quire.weights.renamed import under_own_names
 from quire.weights.source import ModelSource
@@ -66,7 +66,7 @@ class Original:
 
 def pulled(spec: WeightSpec, tensors: Tensors) -> Floats:
     """Return a weight in canonical shape, as float32, and release the memory of the file."""
-    parts = [canonical(spec, tensors.pull(source)).dense() for source in spec.sources]
+    parts = [canonical(spec, pull_source(spec, source, tensors)).dense() for source in spec.sources]
     found = parts[0] if len(parts) == 1 else np.stack(parts)
     found = np.array(found, np.float32)  # a copy: what is released may be read again from the file
     for source in spec.sources:

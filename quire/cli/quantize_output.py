@@ -21,7 +21,7 @@ from quire.quantize.grid import Grid, Rounded
 from quire.regular_file import present
 from quire.weights.folder import ModelFolder
 from quire.weights.pack_quantized import SAFETENSORS, entries_of, quantization_config, tensors_of
-from quire.weights.plan import HEAD
+from quire.weights.plan import HEAD, integer_sources
 from quire.weights.safetensors_writer import SafetensorsWriter, data_bytes
 from quire.weights.sentence import SETTINGS, module_files
 from quire.weights.templates import ADDITIONAL
@@ -51,10 +51,12 @@ class QuantizedFolder:
         self._grids = {source: grids[name] for name, spec in specs.items() for source in spec.sources}
         self._width = {source: width_of(spec) for spec in specs.values() for source in spec.sources}
         entries: dict[str, tuple[str, tuple[int, ...]]] = {}
-        self._plain = []
+        self._plain, self._integers = [], integer_sources(original.program.weights())
         for name, tensor in original.tensors.items():
             if name in self._grids:
                 entries |= entries_of(self._module(name), tensor.shape, self._grids[name])
+            elif name in self._integers:
+                entries[original.tensors.name_in_files(name)] = ("I64", tensor.shape)
             elif not self._is_dropped(name):
                 entries[original.tensors.name_in_files(name)] = (
                     SAFETENSORS[tensor.storage.kind],
@@ -92,6 +94,8 @@ class QuantizedFolder:
         for name in self._plain:
             self._file.write(tensors.name_in_files(name), tensors.pull(name).floats())
             tensors.release(name)
+        for name in self._integers:
+            self._file.write(tensors.name_in_files(name), tensors.integers(name).astype("int64"))
         self._file.close()
         self._write_config()
         for file in (*_FILES, *module_files(self._from)):

@@ -10,6 +10,7 @@ import quire
 from quire.build_digest import NUM_DIGITS, build_digest
 from quire.recording.incident import GroupShape, Header
 from quire.recording.journal import JournaledScheduler
+from quire.weights.plan import integer_sources
 
 if TYPE_CHECKING:
     from quire.description import Description
@@ -35,10 +36,11 @@ def header_of(description: Description, scheduler: JournaledScheduler) -> Header
 def checkpoint_digest(description: Description) -> str:
     """Return a digest of the configuration, and of the names, shapes and formats of all tensors."""
     found = hashlib.sha256(json.dumps(description.source.config(), sort_keys=True).encode())
-    tensors = description.weights.need_tensors()
+    tensors, integers = description.weights.need_tensors(), integer_sources(description.weights.specs)
     for name in sorted(tensors):
         tensor = tensors[name]
-        found.update(repr((name, tensor.shape, str(tensor.storage), tensor.nbytes)).encode())
+        format = "integers" if name in integers else str(tensor.storage)
+        found.update(repr((name, tensor.shape, format, tensor.nbytes)).encode())
     return found.hexdigest()[:NUM_DIGITS]
 
 
@@ -51,9 +53,10 @@ def link_fingerprint(description: Description, layout: str) -> bytes:
     found = hashlib.sha256()
     for part in (build_digest(), description.fingerprint, checkpoint_digest(description), layout):
         found.update(hashlib.sha256(part.encode()).digest())
-    tensors = description.weights.need_tensors()
+    tensors, integers = description.weights.need_tensors(), integer_sources(description.weights.specs)
     for name in sorted(tensors):
-        numbers = tensors.pull(name).floats().reshape(-1)
+        numbers = tensors.integers(name) if name in integers else tensors.pull(name).floats()
+        numbers = numbers.reshape(-1)
         for begin in (0, numbers.size // 2, max(0, numbers.size - NUM_SAMPLES)):
             found.update(numbers[begin : begin + NUM_SAMPLES].tobytes())
     tensors.close()

@@ -59,7 +59,7 @@ def has_own_head(tensors: Tensors, tied: str) -> bool:
     return any(not np.array_equal(head.rows(ids), table.rows(ids)) for ids in parts)
 
 
-def pulled(spec: WeightSpec, source: str, tensors: Tensors) -> StoredWeight:
+def pull_source(spec: WeightSpec, source: str, tensors: Tensors) -> StoredWeight:
     """Return the data of one source of a weight. Raises ConfigError for integers that are out of range."""
     if not spec.below:
         return tensors.pull(source)
@@ -93,7 +93,7 @@ def canonical(spec: WeightSpec, weight: StoredWeight) -> StoredWeight:
 
 
 def _pull(spec: WeightSpec, plan: WeightPlan, tensors: Tensors, mapper: Mapper) -> StoredWeight:
-    parts = [canonical(spec, pulled(spec, source, tensors)) for source in spec.sources]
+    parts = [canonical(spec, pull_source(spec, source, tensors)) for source in spec.sources]
     if not plan.storage[spec.name].is_float and plan.storage[spec.name] != plan.stored[spec.name]:
         arrays = [part.floats() for part in parts]
         return quantize(spec, arrays[0] if len(arrays) == 1 else arrays, str(plan.quantization), mapper)

@@ -125,6 +125,11 @@ class WeightPlan:
         return self.tensors
 
 
+def integer_sources(specs: Mapping[str, WeightSpec]) -> frozenset[str]:
+    """Return the names of the tensors that have integers."""
+    return frozenset(source for spec in specs.values() if spec.below for source in spec.sources)
+
+
 def plan(
     specs: Mapping[str, WeightSpec],
     tensors: Tensors,

@@ -8,7 +8,7 @@ import numpy as np
 from tiny import Dense
 
 from quire.program import Program, WeightSpec
-from quire.weights.load import pulled
+from quire.weights.load import pull_source
 from quire.weights.plan import as_stored, plan
 from quire.weights.safetensors import Checkpoint
 
@@ -19,10 +19,10 @@ def read_weights(folder: Path, program: Program) -> dict[str, Dense]:
     tensors = planned.need_tensors()
     weights = {}
     for name, spec in specs.items():
-        parts = [pulled(spec, source, tensors).floats() for source in spec.sources]
+        parts = [pull_source(spec, source, tensors).floats() for source in spec.sources]
         shape = _before_heads(spec)
         array = np.stack(parts) if len(parts) > 1 or len(shape) > parts[0].ndim else parts[0]
-        if as_stored(spec, pulled(spec, spec.sources[0], tensors)).transposed:
+        if as_stored(spec, pull_source(spec, spec.sources[0], tensors)).transposed:
             array = np.swapaxes(array, -1, -2)
         if spec.rows:
             outputs = max(len(shape) - 2, 0)  # of those that are all taken, in another order

@@ -27,7 +27,7 @@ from quire.program.program import WeightSpec
 from quire.quantize.coded import Coded
 from quire.quantize.kinds import DTYPE_NAMES, Array, StoredWeight, to_float32
 from quire.quantize.round_to_nearest import SCHEMES, quantize
-from quire.weights.load import Progress, canonical, pulled
+from quire.weights.load import Progress, canonical, pull_source
 from quire.weights.plan import Layout, WeightPlace, WeightPlan
 from quire.weights.tensors import Tensors
 
@@ -195,7 +195,7 @@ class _Packer:
 
         That raises ConfigError if the weight is to be quantized and has numbers that are not finite.
         """
-        pulled_parts = [pulled(spec, source, self._tensors) for source in _sources(part, spec)]
+        pulled_parts = [pull_source(spec, source, self._tensors) for source in _sources(part, spec)]
         weights = [canonical(spec, weight) for weight in pulled_parts]
         if part.format.startswith("coded"):
             matrices = [matrix for weight in weights for matrix in _coded(weight)]
