@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from quire.models import cohere2_moe, defaults_latent, defaults_recent, kimi_linear, mimo_v2, olmo_hybrid
+from quire.models import (
+    cohere2_moe,
+    deepseek_v4,
+    defaults_latent,
+    defaults_recent,
+    kimi_linear,
+    mimo_v2,
+    olmo_hybrid,
+)
 from quire.models.bailing import bailing2
 from quire.models.bamba import bamba
 from quire.models.config import LINEAR
@@ -98,6 +106,23 @@ RECENT: dict[str, Family] = {
         only=_AS_V3,
         left_out=later_layers,
         prediction=mtp_v32,
+    ),
+    "DeepseekV4ForCausalLM": Family(
+        deepseek_v4.deepseek_v4,
+        defaults_latent.DEEPSEEK_V4,
+        spelled=_ROUTED,
+        older={"moe_intermediate_size": "intermediate_size"},
+        only={
+            "attention_bias": (False,),
+            "mlp_bias": (False,),
+            "n_shared_experts": (1,),
+            "norm_topk_prob": (True,),
+            "scoring_func": ("sqrtsoftplus",),
+            "tie_word_embeddings": (False,),
+            "topk_method": ("noaux_tc",),
+        },
+        layers=deepseek_v4.layers_of,
+        left_out=mtp,
     ),
     "GlmMoeDsaForCausalLM": Family(
         glm_moe_dsa,

@@ -50,19 +50,21 @@ class Matrix:
 
 
 class LayerCaches(Sequence[Any]):
-    """The caches of all layers, of which only that of the layer used last is held."""
+    """The caches of all layers, of which only the two used last are held: no operation has more."""
 
     def __init__(self, program: Program, rows: int, blocks: int) -> None:
         self._specs, self._rows, self._blocks = program.caches, rows, blocks
-        self._held: tuple[int, Any] = (-1, None)
+        self._held: dict[int, Any] = {}
 
     def __len__(self) -> int:
         return len(self._specs)
 
     def __getitem__(self, layer: Any) -> Any:
-        if self._held[0] != layer:
-            self._held = (layer, self._made(self._specs[layer]))
-        return self._held[1]
+        if layer not in self._held:
+            if len(self._held) == 2:
+                del self._held[next(iter(self._held))]
+            self._held[layer] = self._made(self._specs[layer])
+        return self._held[layer]
 
     def _made(self, spec: CacheSpec) -> Any:
         if isinstance(spec, SlotState):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from quire.program.program import WeightSpec
-from quire.quantize.kinds import StoredWeight
+from quire.quantize.kinds import Array, StoredWeight
 from quire.weights.tensors import Tensor, Tensors
 
 # The tower for images of composites, whose parts some have in a module of their own
@@ -30,16 +30,19 @@ LAYOUTS: tuple[dict[str, str], ...] = (
     {"distilbert.": ""},
     {"mpnet.": ""},
     {"model.": ""},
+    # DeepSeek-V4, as transformers writes it
+    {"model.": "", "model.embed_tokens.": "embed.", "model.hc_head.hc_": "hc_head_"},
     {},  # but for OLDER_ENDS
 )
 _DENSE = ("gate_proj", "up_proj", "down_proj")
-# Ends of names, and what they are called otherwise: in BERT as it was published; in OLMo Hybrid, and in dense
-# layers of Kimi Linear, as transformers writes them
+# Ends of names, and what they are called otherwise: in BERT as it was published; in OLMo Hybrid, in
+# DeepSeek-V4 and in dense layers of Kimi Linear, as transformers writes them
 OLDER_ENDS = {
     "LayerNorm.gamma": "LayerNorm.weight",
     "LayerNorm.beta": "LayerNorm.bias",
     ".attention_layer_norm.weight": ".input_layernorm.weight",
     ".feedforward_layer_norm.weight": ".post_attention_layernorm.weight",
+    ".attn.norm.weight": ".attn.kv_norm.weight",
     **{f".block_sparse_moe.{name}.weight": f".mlp.{name}.weight" for name in _DENSE},
 }
 
@@ -84,6 +87,9 @@ class RenamedTensors(Tensors):
 
     def pull(self, name: str) -> StoredWeight:
         return self._tensors.pull(self._names[name])
+
+    def integers(self, name: str) -> Array:
+        return self._tensors.integers(self._names[name])
 
     def prefetch(self, name: str) -> None:
         self._tensors.prefetch(self._names[name])

@@ -62,6 +62,7 @@ ROOMS = (
                 for name in (
                     "compressed",
                     "deci",
+                    "deepseek_v4",
                     "defaults_classic",
                     "falcon",
                     "gpt_variations",

@@ -28,6 +28,7 @@ REFUSED = {
     "olmo_hybrid": "delta rules with separate inputs or negative eigenvalues",
     "deepseek_v32": "attention to positions that an indexer chooses",
     "glm_moe_dsa": "attention to positions that an indexer chooses",
+    "deepseek_v4": "hyper-connections",
 }
 CHECKPOINT = wide_config("qwen3", num_hidden_layers=1)
 

@@ -57,6 +57,7 @@ NOT_READ = {
     ("Gemma3ForCausalLM", "attn_logit_softcapping"),
     ("DeepseekV2ForCausalLM", "head_dim"),  # the class replaces it by qk_rope_head_dim
     ("MiniCPM3ForCausalLM", "head_dim"),
+    ("DeepseekV4ForCausalLM", "num_nextn_predict_layers"),  # layers that are left out
     # The classes' MLPs have no biases, whatever is stated, and layers are all of one type.
     *((f"{name}ForCausalLM", key) for name in ("DeepseekV32", "GlmMoeDsa") for key in _OF_DSA),
 }
@@ -70,6 +71,8 @@ OLDER = {
     "linear_attn_config",  # of Kimi Linear
     "attention_layers",  # of GPT-Neo
     *("index_topk_pattern", "index_topk_freq", "index_skip_topk_offset"),  # of GLM-5.2
+    *("compress_ratios", "compress_rate_csa", "compress_rate_hca", "num_hash_layers"),  # of DeepSeek-V4
+    *("qk_rope_head_dim", "model_type"),
 }
 KEYS = [(name, key) for name in FAMILIES for key in CLASSES[CONFIGS[name]["architectures"][0]]]
 

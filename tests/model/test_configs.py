@@ -51,7 +51,8 @@ def test_published_configs(shared_data: Path) -> None:
     for name, program in read.items():
         if program.left_out and program.left_out[0].text_only:
             continue  # those counted have its towers
-        kept = (w.size for w in program.weights().values() if "correction_bias" not in w.name)
+        buffers = ("correction_bias", ".gate.bias", ".tid2eid")
+        kept = (w.size for w in program.weights().values() if not w.name.endswith(buffers))
         parameters = sum(kept)  # as counted: without buffers
         assert parameters == counted.get(name, {"parameters": parameters})["parameters"], name
         cost = fuse(program).cost(Load(((1000, 1),), 1), lambda spec: 2 * spec.size)
@@ -61,7 +62,11 @@ def test_published_configs(shared_data: Path) -> None:
     quantized = {"openai--gpt-oss-20b", "nvidia--Llama-3.1-70B-Instruct-FP8"}
     assert {"Qwen--Qwen3-0.6B", "mistralai--Mixtral-8x7B-v0.1", *quantized} <= set(read)
     assert {"deepseek-ai--DeepSeek-V3", "nvidia--DeepSeek-V3.2-NVFP4", "zai-org--GLM-5.2-FP8"} <= set(read)
-    assert "deepseek-ai--DeepSeek-V4-Flash" in refused
+    assert "sgl-project--DeepSeek-V4-Pro-FP8" in refused
+    sizes = {"Flash": 284_332_230_231, "Pro": 1_572_997_179_491}
+    for name, parameters in sizes.items():
+        weights = read[f"deepseek-ai--DeepSeek-V4-{name}"].weights().values()
+        assert sum(w.size for w in weights if not w.name.endswith(buffers)) == parameters
 
 
 # Architectures

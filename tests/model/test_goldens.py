@@ -126,7 +126,7 @@ def test_every_checkpoint_and_architecture_is_tested(shared_data: Path) -> None:
         *("Lfm3ForCausalLM", "HYV3ForCausalLM", "Dots1ForCausalLM", "SolarOpenForCausalLM"),
         *("ExaoneMoeForCausalLM", "Cohere2MoeForCausalLM", "MiMoV2FlashForCausalLM", "BambaForCausalLM"),
         *("KimiLinearForCausalLM", "OlmoHybridForCausalLM"),
-        *("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"),
+        *("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "DeepseekV4ForCausalLM"),
         *("SarvamMoEForCausalLM", "SarvamMLAForCausalLM", "FalconForCausalLM"),
         *("VaultGemmaForCausalLM", "FlexOlmoForCausalLM", "NanoChatForCausalLM", "IQuestCoderForCausalLM"),
         *("GPTBigCodeForCausalLM", "GPTNeoForCausalLM", "GPTJForCausalLM", "CodeGenForCausalLM"),

@@ -538,6 +538,36 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "topk_group": 1,
         "rope_scaling": {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.3},
     },
+    "deepseek_v4": {
+        "architectures": ["DeepseekV4ForCausalLM"],
+        **{
+            key: value
+            for key, value in _SIZES.items()
+            if key not in ("num_key_value_heads", "intermediate_size")
+        },
+        **_ROUTED,
+        "num_hidden_layers": 3,
+        "head_dim": 12,
+        "qk_rope_head_dim": 4,
+        "rope_scaling": _YARN,
+        "q_lora_rank": 10,
+        "o_groups": 2,
+        "o_lora_rank": 6,
+        "sliding_window": 20,
+        "layer_types": [
+            "sliding_attention",
+            "compressed_sparse_attention",
+            "heavily_compressed_attention",
+        ],
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+        "index_topk": 5,
+        "index_head_dim": 6,
+        "index_n_heads": 5,
+        "hc_mult": 3,
+        "hc_sinkhorn_iters": 4,
+        "num_hash_layers": 1,
+        "swiglu_limit": 0.5,
+    },
     "glm_moe_dsa": {
         "architectures": ["GlmMoeDsaForCausalLM"],
         **_LATENT,

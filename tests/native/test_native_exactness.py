@@ -51,9 +51,23 @@ _WIDE_CHOICE = {
 }
 
 
+_WIDE_ENTRIES = {
+    **CONFIGS["deepseek_v4"],
+    "hidden_size": 80,
+    "num_attention_heads": 6,
+    "head_dim": 24,
+    "qk_rope_head_dim": 8,
+    "sliding_window": 100,
+    "index_topk": 70,
+    "index_head_dim": 20,
+    "max_position_embeddings": 2048,
+}
+
+
 @cache
 def model_of(name: str) -> Model:
     wide = {"wide": _WIDE, "wide-experts": _WIDE_EXPERTS, "wide-choice": _WIDE_CHOICE}
+    wide |= {"wide-entries": _WIDE_ENTRIES}
     return read_model(wide[name]) if name in wide else tiny(name)
 
 
@@ -127,7 +141,7 @@ def test_any_schedule(name: str, format: str, dtype: str, isa: str, block_size: 
     ("name", "dtype"),
     [
         *(("wide", dtype) for dtype in KV_DTYPES),
-        *(("wide-choice", dtype) for dtype in ("bfloat16", "int8")),
+        *((name, dtype) for name in ("wide-choice", "wide-entries") for dtype in ("bfloat16", "int8")),
         ("wide-experts", "float32"),
     ],
 )

@@ -74,6 +74,8 @@ def randomize(model: Any) -> None:
                 bias.normal_(std=0.3)
             if "layer_scalar" in name:
                 bias.uniform_(0.5, 1.5)
+            if "tid2eid" in name:
+                bias.random_(model.config.n_routed_experts)
 
 
 def theirs(model: Any, ids: np.ndarray) -> np.ndarray:
@@ -90,7 +92,7 @@ def write_as_released(path: Path, program: Program) -> None:
     wanted = {source for spec in program.weights().values() for source in spec.sources}
     missing = wanted - set(tensors)
     for name in missing:
-        start, part = name.rsplit(".", 1)
+        start, _, part = name.rpartition(".")
         count = sum(key.startswith(f"{start}.") and key.endswith(".down_proj.weight") for key in tensors)
         if not count:
             continue  # its name is another in this checkpoint

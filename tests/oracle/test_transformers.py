@@ -107,6 +107,24 @@ OF_KIMI = {**LATENT, "num_local_experts": 8, "num_experts_per_tok": 3, "moe_inte
 OF_KIMI |= {"linear_num_heads": 3, "linear_head_dim": 10, "layer_types": HYBRID, "num_key_value_heads": 6}
 OF_DSA = {**ROUTED, **ALL_HEADS, "q_lora_rank": 20, "first_k_dense_replace": 2, "n_group": 1, "topk_group": 1}
 OF_DSA |= {"index_topk": 20, "index_head_dim": 14, "index_n_heads": 16}
+CHOSEN, ALL = "compressed_sparse_attention", "heavily_compressed_attention"
+OF_V4 = {
+    "num_key_value_heads": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "head_dim": 24,
+    "q_lora_rank": 20,
+    "o_groups": 3,
+    "o_lora_rank": 10,
+    "sliding_window": 9,
+    "compress_rates": {CHOSEN: 4, ALL: 8},
+    "index_topk": 5,
+    "index_head_dim": 14,
+    "index_n_heads": 16,
+    "mlp_layer_types": ["hash_moe", "moe", "moe"],
+    "partial_rotary_factor": 0.25,
+}
 OF_OLMO_HYBRID = {key: size for key, size in NET.items() if key.startswith("linear")}
 OF_OLMO_HYBRID |= {"layer_types": HYBRID}
 PART = {"rope_type": "proportional", "rope_theta": 700.0, "partial_rotary_factor": 0.6, "factor": 2.0}
@@ -471,6 +489,33 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
             "mlp_bias": True,  # which theirs ignores
             "rope_parameters": {**YARN, "rope_theta": 700.0, "mscale": 0.7, "mscale_all_dim": 1.3},
         },
+    ),
+    (
+        "unstated",
+        "DeepseekV4",
+        {**OF_V4, "layer_types": [SLIDING, CHOSEN, ALL]},
+    ),
+    (
+        "limits",
+        "DeepseekV4",
+        {
+            **OF_V4,
+            "layer_types": [ALL, CHOSEN, CHOSEN],
+            "partial_rotary_factor": 0.5,
+            "rope_parameters": {**YARN, "beta_fast": 8.0},
+            "compress_rope_theta": 900.0,
+            "hc_mult": 2,
+            "hc_sinkhorn_iters": 3,
+            "hc_eps": 1e-2,
+            "swiglu_limit": 0.5,
+            "routed_scaling_factor": 2.5,
+            "rms_norm_eps": 1e-3,
+        },
+    ),
+    (
+        "ratios",
+        "DeepseekV4",
+        {**OF_V4, "compress_ratios": [4, 0, 128, 0], "compress_rates": {CHOSEN: 2, ALL: 16}, "index_topk": 9},
     ),
     ("shared", "GlmMoeDsa", {**OF_DSA, "indexer_types": ["full", "shared", "full"]}),
     ("pattern", "GlmMoeDsa", {**OF_DSA, "index_topk_pattern": "FSS", "first_k_dense_replace": 0}),
@@ -1128,14 +1173,20 @@ def test_every_family_is_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes"), [("DeepseekV32", {}), ("GlmMoeDsa", {"indexer_types": ["full", "shared", "full"]})]
+    ("kind", "changes"),
+    [
+        ("DeepseekV32", OF_DSA),
+        ("GlmMoeDsa", {**OF_DSA, "indexer_types": ["full", "shared", "full"]}),
+        ("DeepseekV4", {**OF_V4, "layer_types": [SLIDING, CHOSEN, ALL]}),
+        ("DeepseekV4", {**OF_V4, "layer_types": [ALL, CHOSEN, CHOSEN], "partial_rotary_factor": 0.5}),
+    ],
 )
 def test_greedy_tokens_of_contexts_longer_than_what_is_chosen(
     kind: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     """In chunks, beside others, and again over cached blocks."""
     torch.manual_seed(1)
-    config = config_class(kind)(**{**SIZES, **OF_DSA, **changes})
+    config = config_class(kind)(**{**SIZES, **changes})
     config._attn_implementation = "eager"
     model = model_class(kind)(config).float().eval()
     randomize(model)
