@@ -166,9 +166,14 @@ def _gives(facts: Description) -> str:
 
 
 def _heads(facts: Description, d: dict[str, Any]) -> str:
-    from quire.program.ops import LatentAttention
+    from quire.program.ops import CompressedAttention, LatentAttention
 
     queries = f"{d['num_attention_heads']} query"
+    if found := [op for op in facts.program if isinstance(op, CompressedAttention)]:
+        kinds = sorted({op.every: op.most for op in found if op.every}.items())
+        entries = [f"{every}" if most is None else f"{every} (at most {most:,})" for every, most in kinds]
+        over = f"{queries} heads over vectors of {d['head_dim']} numbers, of {found[0].window} positions"
+        return f"{over} and of entries of {' or '.join(entries)} tokens" if entries else over
     if op := next((op for op in facts.program if isinstance(op, LatentAttention)), None):
         over = f"{queries} heads over latents of {op.spec.rank} + {op.spec.rope_dim} numbers"
         return over if op.most is None else f"{over}, of at most {op.most:,} positions"

@@ -388,6 +388,15 @@ def test_inspect_of_latents(name: str, most: str, tmp_path: Path, capsys: pytest
     assert f"2 layers, hidden 16, 4 query heads over latents of 12 + 4 numbers{most}\n" in found
 
 
+def test_inspect_of_entries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    queries = "3 layers, hidden 16, 4 query heads over vectors of 12 numbers, of 20 positions"
+    windows = {"layer_types": ["sliding_attention"] * 3}
+    for changes, entries in (({}, " and of entries of 4 (at most 5) or 8 tokens"), (windows, "")):
+        (tmp_path / "config.json").write_text(json.dumps({**CONFIGS["deepseek_v4"], **changes}))
+        assert call("inspect", str(tmp_path)) == 0
+        assert f"{queries}{entries}\n" in capsys.readouterr().out
+
+
 def test_inspect_of_what_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = _model(tmp_path / "large", hidden_size=1 << 17, intermediate_size=1 << 20)
     assert call("inspect", str(folder)) == 0
