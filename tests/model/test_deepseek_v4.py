@@ -22,6 +22,7 @@ from quire.program.ops import CompressedAttention, Experts, Rotary
 from quire.program.rope import Rope
 from quire.quantize.walk import TextRun, text_batch
 from quire.recording.identity import checkpoint_digest, link_fingerprint
+from quire.weights.formats.expected import expected_storage
 from quire.weights.load import load
 from quire.weights.plan import plan
 
@@ -208,3 +209,19 @@ def test_texts_that_are_walked_op_by_op_have_the_same_logits() -> None:
     paged = Paged(recorded, weights)
     whole = np.concatenate([paged.prefill(paged.sequence(row.tolist())) for row in ids])
     np.testing.assert_allclose(logits, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_config_alone_tells_the_kind_of_experts() -> None:
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}
+    listed = {"quant_algo": "MIXED_PRECISION", "moe_quant_algo": "NVFP4", "ignore": ["*.attn.*", "head"]}
+    of_nvidia = {"quant_method": "fp8", "fmt": "e4m3", **listed}
+    for config, kind in (
+        ({"quantization_config": fp8}, "fp8"),
+        ({"quantization_config": fp8, "expert_dtype": "fp4"}, "mxfp4"),
+        ({"quantization_config": {**fp8, "expert_dtype": "fp4"}}, "mxfp4"),
+        ({"quantization_config": of_nvidia, "expert_dtype": "fp4"}, "nvfp4"),
+    ):
+        expect, specs = expected_storage(config, "bf16"), program().weights()
+        found = {name: expect(specs[name]).kind for name in ("layers.1.attn.wq_a.weight", "head.weight")}
+        assert found == {"layers.1.attn.wq_a.weight": "fp8", "head.weight": "bf16"}
+        assert expect(specs["layers.1.ffn.experts.w1.weight"]).kind == kind

@@ -57,7 +57,7 @@ def _experts_apart(method: str, settings: Settings, config: Mapping[str, Any]) -
         return None
     if settings.get("moe_quant_algo") == "NVFP4":
         return _NVFP4
-    return _MXFP4 if config.get("expert_dtype") == "fp4" else None
+    return _MXFP4 if "fp4" in (config.get("expert_dtype"), settings.get("expert_dtype")) else None
 
 
 def _kind(method: str, settings: Settings) -> CodedStorage | None:
