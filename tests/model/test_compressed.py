@@ -185,16 +185,19 @@ def test_what_rejected_tokens_wrote_is_written_again() -> None:
     assert same_bits(found.reshape(15, shape.heads, shape.dim), whole[70:85])
 
 
+@np.errstate(invalid="ignore")
 def test_a_token_that_is_not_finite_reaches_those_who_see_it() -> None:
     shape = Shape(4, True, window=3)
     table = draw(shape, 60)
     clean, _ = computed(shape, table)
     for name, first, last in (("k", 20, 23), ("values", 23, 60), ("gates", 23, 60)):
-        spoiled = table.copy()
-        parts(shape, spoiled)[name].reshape(60, -1)[20, -1] = np.nan  # it ends the entry of 20 to 23
-        found, _ = computed(shape, spoiled)
-        assert np.isnan(found[first:last]).all(axis=(1, 2)).all(), name
-        assert same_bits(np.delete(found, np.s_[first:last], 0), np.delete(clean, np.s_[first:last], 0)), name
+        for lost in (np.nan, np.inf):
+            spoiled = table.copy()
+            parts(shape, spoiled)[name].reshape(60, -1)[20, -1] = lost  # it ends the entry of 20 to 23
+            found, _ = computed(shape, spoiled)
+            assert np.isnan(found[first:last]).all(), (name, lost)
+            rest = (np.delete(x, np.s_[first:last], 0) for x in (found, clean))
+            assert same_bits(*rest), (name, lost)
 
 
 def test_entries_rotate_as_their_first_tokens_do() -> None:
@@ -259,6 +262,7 @@ def test_costs() -> None:
     assert make.flops(load) == 5 * 13 * 12
     beyond = 41  # positions of a token that sees more than 5 entries: the only one
     assert choose.flops(load) == 2 * beyond / 4 * 4 * (2 + 1)
+    assert choose.flops(Load(((20, 3),), 0, 2)) == choose.kv_bytes(Load(((20, 3),), 0, 2))[0] == 0
     assert choose.kv_bytes(load) == (beyond / 4 * 4, 13 / 4 * 4)
     pairs = 1 + 2 + 3 + 4 + 8 * 7 + 7 + (1 + 2 + 3 + 4 + sum(range(9, 17)) + 20) / 4
     assert attend.flops(load) == 2 * pairs * 2 * 18
