@@ -92,7 +92,7 @@ class Description:
             num_layers=sizes.num_hidden_layers,
             hidden_size=sizes.hidden_size,
             num_heads=sizes.num_attention_heads,
-            num_kv_heads=sizes.num_key_value_heads,
+            num_kv_heads=self.model.num_kv_heads,
             head_dim=sizes.head_dim,
             vocab_size=sizes.vocab_size,
             num_parameters=sum(spec.size for spec in self.program.weights().values()),

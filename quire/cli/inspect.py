@@ -110,7 +110,7 @@ def as_dict(facts: Description) -> dict[str, Any]:
         "num_hidden_layers": cfg.num_hidden_layers,
         "hidden_size": cfg.hidden_size,
         "num_attention_heads": cfg.num_attention_heads,
-        "num_key_value_heads": cfg.num_key_value_heads,
+        "num_key_value_heads": facts.model.num_kv_heads,
         "head_dim": cfg.head_dim,
         "vocab_size": cfg.vocab_size,
         "max_position_embeddings": cfg.max_position_embeddings,

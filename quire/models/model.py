@@ -8,6 +8,7 @@ from quire.images.vision import Vision
 from quire.models.config import ModelConfig
 from quire.models.purpose import Pooling
 from quire.program import Program
+from quire.program.caches import PagedKV
 from quire.program.ops import Embed, Rotary
 from quire.program.rope import Rope
 
@@ -38,6 +39,12 @@ class Model:
     @property
     def embeds(self) -> bool:
         return self.pooling is not None and self.pooling.task == "embed"
+
+    @property
+    def num_kv_heads(self) -> int:
+        """The heads of keys of layers with attention, the most that any has."""
+        found = (spec.num_heads for spec in self.program.caches if isinstance(spec, PagedKV))
+        return max(found, default=self.config.num_key_value_heads)
 
     @property
     def max_context(self) -> int:

@@ -100,3 +100,18 @@ def test_experts_for_images_are_left_out() -> None:
     for changes, problem in (({"moe_num_experts": [4, 6]}, "num_experts"), (scaled, "scaled rope")):
         with pytest.raises(ConfigError, match=problem):
             program(name, **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "heads"),
+    [
+        ("llama", {}, 2),
+        ("deci", {}, 2),
+        ("falcon", {"new_decoder_architecture": False}, 1),
+        ("gpt_bigcode", {}, 1),
+        ("mimo_v2", {}, 4),
+        ("deepseek_v3", {}, 2),
+    ],
+)
+def test_the_heads_of_keys_are_those_of_layers(name: str, changes: dict[str, Any], heads: int) -> None:
+    assert read_model({**CONFIGS[name], **changes}).num_kv_heads == heads

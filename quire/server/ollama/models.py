@@ -242,7 +242,8 @@ def _insertion(frontend: Frontend) -> str:
 
 def _info(name: str, frontend: Frontend) -> dict[str, Any]:
     """Return metadata under the keys of a GGUF file."""
-    config, family, tokenizer = frontend.model.config, _family(frontend), frontend.tokenizer
+    model, family, tokenizer = frontend.model, _family(frontend), frontend.tokenizer
+    config = model.config
     return {
         "general.architecture": family,
         "general.basename": name,
@@ -252,7 +253,7 @@ def _info(name: str, frontend: Frontend) -> dict[str, Any]:
         f"{family}.block_count": config.num_hidden_layers,
         f"{family}.feed_forward_length": config.intermediate_size,
         f"{family}.attention.head_count": config.num_attention_heads,
-        f"{family}.attention.head_count_kv": config.num_key_value_heads,
+        f"{family}.attention.head_count_kv": model.num_kv_heads,
         f"{family}.vocab_size": config.vocab_size,
         "tokenizer.ggml.bos_token_id": tokenizer.bos_token_id if tokenizer else None,
         "tokenizer.ggml.eos_token_id": frontend.eos_token_ids[0] if frontend.eos_token_ids else None,
