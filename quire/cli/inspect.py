@@ -93,6 +93,7 @@ def as_dict(facts: Description) -> dict[str, Any]:
     for kind in kinds:
         by_kind[str(kind.kept)] += kind.kept_bytes
     in_checkpoint, kept = bits_per_weight(kinds)
+    beyond = sum(group.block_bytes for group in memory.sizing.groups if group.window is None)
     in_place = sum(
         facts.weights.stored_bytes(spec) for spec in specs if spec.name in facts.weights.layout.in_place
     )
@@ -122,6 +123,7 @@ def as_dict(facts: Description) -> dict[str, Any]:
         "bits_per_weight": {"checkpoint": round(in_checkpoint, 3), "memory": round(kept, 3)},
         "notes": list(facts.weights.notes),
         "kv_bytes_per_token": memory.kv_block_bytes // facts.config.block_size,
+        "kv_bytes_beyond_windows": beyond // facts.config.block_size,
         "fits": error is None,
         "problem": error.message if error else None,
         "hint": error.hint if error else None,
@@ -180,9 +182,15 @@ def _heads(facts: Description, d: dict[str, Any]) -> str:
     return f"{queries} and {d['num_key_value_heads']} key/value heads of {d['head_dim']}"
 
 
+def _cache_in_words(d: dict[str, Any]) -> str:
+    from quire.memory import gigabytes
+
+    whole, beyond = d["kv_bytes_per_token"], d["kv_bytes_beyond_windows"]
+    return gigabytes(whole) if whole == beyond else f"{gigabytes(whole)}, {gigabytes(beyond)} beyond windows"
+
+
 def _rows(facts: Description) -> Iterator[tuple[str, str]]:
     """Yield the rows of the table."""
-    from quire.memory import gigabytes
     from quire.weights.left_out import in_words
 
     d = as_dict(facts)
@@ -200,7 +208,7 @@ def _rows(facts: Description) -> Iterator[tuple[str, str]]:
         yield "images", f"up to {vision.patching.most_of_all:,} tokens each, by a tower of {size} parameters"
     if not d["weights_here"]:
         yield "weight files", f"{facts.source.without_weights()}: sizes from config.json"
-    yield "KV cache per token", gigabytes(d["kv_bytes_per_token"])
+    yield "KV cache per token", _cache_in_words(d)
     yield "backend", f"{d['backend']}: {facts.device.in_words()}"
     yield ("drafts", d["drafts"]) if facts.model.pooling is None else ("gives", d["gives"])
     yield from _memory_rows(d, _kept_as(facts))

@@ -198,7 +198,7 @@ ROOMS = (
             *("server/adapter_changes.py", "server/engine_adapters.py", "server/openai/adapters.py"),
         ),
     ),
-    Room("cli", 4_080, "the commands of `quire`, their options and their help", ("cli",)),
+    Room("cli", 4_085, "the commands of `quire`, their options and their help", ("cli",)),
     Room(
         "explained",
         3_950,

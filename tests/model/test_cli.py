@@ -394,7 +394,13 @@ def test_inspect_of_entries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     for changes, entries in (({}, " and of entries of 4 (at most 5) or 8 tokens"), (windows, "")):
         (tmp_path / "config.json").write_text(json.dumps({**CONFIGS["deepseek_v4"], **changes}))
         assert call("inspect", str(tmp_path)) == 0
-        assert f"{queries}{entries}\n" in capsys.readouterr().out
+        found = capsys.readouterr().out
+        assert f"{queries}{entries}\n" in found
+        assert found.partition("KV cache per token")[2].partition("\n")[0].endswith(" beyond windows")
+        assert call("inspect", str(tmp_path), "--json") == 0
+        facts = json.loads(capsys.readouterr().out)
+        of_entries = (12 + 6) * 2 // 4 + 12 * 2 // 8  # numbers of 16 bits: vectors and index keys, vectors
+        assert facts["kv_bytes_beyond_windows"] == (of_entries if entries else 0)
 
 
 def test_inspect_of_what_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
