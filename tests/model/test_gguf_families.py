@@ -241,7 +241,7 @@ NOT_IN_GGUF |= {"ExaoneMoeForCausalLM", "Cohere2MoeForCausalLM", "MiMoV2FlashFor
 NOT_IN_GGUF |= {f"{name}ForCausalLM" for name in ("Afmoe", "Cwm", "GPTNeoX", "Glm", "GraniteMoe", "Mellum")}
 NOT_IN_GGUF |= {f"{name}ForCausalLM" for name in ("Youtu", "BitNet", "Helium")}
 NOT_IN_GGUF |= {f"{name}ForCausalLM" for name in ("GraniteSWA", "GraniteMoeSWA", "HyperCLOVAX", "Jais2")}
-NOT_IN_GGUF |= {f"{name}ForCausalLM" for name in ("BailingMoe", "InternLM2", "InternLM3")}
+NOT_IN_GGUF |= {f"{name}ForCausalLM" for name in ("BailingMoe", "DeepseekV4", "InternLM2", "InternLM3")}
 NOT_IN_GGUF |= {"MinistralForCausalLM"}  # such files say llama
 # Not compared with a checkpoint: there is none.
 WITHOUT_CHECKPOINT = {"qwen2vl", "qwen3vl", "qwen3vlmoe", "mistral3", "lfm2moe", "nemotron_h"}

@@ -642,6 +642,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {
             "model_type": "kimi_k2",
             **_LATENT,
+            "q_lora_rank": 8,
             "first_k_dense_replace": 1,
             "n_group": 1,
             "topk_group": 1,

@@ -128,9 +128,9 @@ def many(max_examples: int) -> settings:
 
 
 TestRecordedMachine = RecordedMachine.TestCase
-TestRecordedMachine.settings = many(60)
+TestRecordedMachine.settings = many(40)
 TestRedactedMachine = RedactedMachine.TestCase
-TestRedactedMachine.settings = many(60)
+TestRedactedMachine.settings = many(20)
 
 
 class Numbers:

@@ -50,10 +50,10 @@ class Lowering:
         self._matrices = matrices
         self._vectors = vectors
         self._caches = caches
-        self._attention = AttentionLowering(native, caches, self._at, self._vector)
         if others := {v.dtype for op in program for v in op.outputs()} - {"float32", "int32"}:
             problem = f"the native backend computes in float32, and this program has values of {min(others)}"
             raise ConfigError(problem, "use device='reference'")
+        self._attention = AttentionLowering(native, caches, self._at, self._vector)
         plan = plan_buffers(program)
         self._buffers = [native.buffer(count, row_bytes // 4) for count, row_bytes in plan.sizes]
         self._plan: BufferPlan = plan

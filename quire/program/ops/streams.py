@@ -55,7 +55,7 @@ class StreamWeights(Op):
 
     def reference(self, run: Run, *inputs: np.ndarray) -> Array:
         n = self.x.shape[0]
-        x = inputs[0].reshape(len(inputs[0]), -1).astype(np.float64)
+        x = inputs[0].reshape(len(inputs[0]), self.x.width).astype(np.float64)
         sizes = np.array([n, n, n * n])[: len(run.weights[self.scale.name])]
         scale = np.repeat(run.weights[self.scale.name].astype(np.float64), sizes)
         root = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps)
@@ -64,7 +64,7 @@ class StreamWeights(Op):
             opened = 1 / (1 + np.exp(-m[:, : 2 * n]))
         parts = [opened[:, :n] + self.floor, 2 * opened[:, n:]]
         if self.out.width > 2 * n:
-            parts.append(self._doubly_stochastic(m[:, 2 * n :].reshape(-1, n, n)).reshape(len(m), -1))
+            parts.append(self._doubly_stochastic(m[:, 2 * n :].reshape(-1, n, n)).reshape(len(m), n * n))
         return np.concatenate(parts, axis=-1).astype(np.float32)
 
     def _doubly_stochastic(self, m: np.ndarray) -> np.ndarray:
