@@ -16,6 +16,9 @@ TEST_ENV := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 
+# Tests start hundreds of processes, which would each compile every module where the environment sets this.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help run test servers lint format kernels oracle clients ray cuda cubins browser chromium agents endurance exact sanitize sanitized deployment arm sdist wheel clean
 .DELETE_ON_ERROR:
 
