@@ -53,6 +53,8 @@ def _widened(config: dict[str, Any]) -> dict[str, Any]:
             found[key] = value * 4  # one for each pair of numbers of a head
         elif key == "mrope_section":
             found[key] = [4, 2, 2]
+        elif isinstance(value, list) and key in _WIDER:  # of each kind of experts
+            found[key] = [_WIDER[key]] * len(value)
     return found
 
 
