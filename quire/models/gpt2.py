@@ -12,12 +12,9 @@ def gpt2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
         return b.linear(x, name, out, bias=True, transposed=True)
 
     hidden = cfg.hidden_size
-    tied = cfg.tie_word_embeddings
-    head, w = w / "lm_head", w / "transformer"
-    tokens = b.embed(w / "wte", cfg.vocab_size, hidden, tied)
-    x = b.add(tokens, b.position_embed(w / "wpe", cfg.max_position_embeddings, hidden))
+    x = placed_tokens(b, cfg, w)
     for i in range(cfg.num_hidden_layers):
-        p = w / f"h.{i}"
+        p = w / f"transformer.h.{i}"
         h = b.layer_norm(x, p / "ln_1", cfg.norm_eps)
         q, k, v = unpack_qkv(b, cfg, conv1d(h, p / "attn.c_attn", 3 * hidden))
         a = b.attention(q, k, v, scale=score_scale(cfg, i))
@@ -25,8 +22,21 @@ def gpt2(b: Builder, cfg: ModelConfig, w: Names) -> Value:
         h = b.layer_norm(x, p / "ln_2", cfg.norm_eps)
         h = b.activation(conv1d(h, p / "mlp.c_fc", cfg.intermediate_size), cfg.hidden_act)
         x = b.add(x, conv1d(h, p / "mlp.c_proj", hidden))
-    x = b.layer_norm(b.sampled_rows(x), w / "ln_f", cfg.norm_eps)
-    return b.linear(x, w / "wte" if tied else head, cfg.vocab_size)
+    return gpt2_head(b, cfg, x, w)
+
+
+def placed_tokens(b: Builder, cfg: ModelConfig, w: Names) -> Value:
+    """Return the embeddings of tokens and their positions."""
+    hidden = cfg.hidden_size
+    tokens = b.embed(w / "transformer.wte", cfg.vocab_size, hidden, cfg.tie_word_embeddings)
+    return b.add(tokens, b.position_embed(w / "transformer.wpe", cfg.max_position_embeddings, hidden))
+
+
+def gpt2_head(b: Builder, cfg: ModelConfig, x: Value, w: Names, bias: bool = False) -> Value:
+    """Return the logits."""
+    x = b.layer_norm(b.sampled_rows(x), w / "transformer.ln_f", cfg.norm_eps)
+    matrix = "transformer.wte" if cfg.tie_word_embeddings else "lm_head"
+    return b.linear(x, w / matrix, cfg.vocab_size, bias=bias)
 
 
 def score_scale(cfg: ModelConfig, layer: int = 0) -> float:

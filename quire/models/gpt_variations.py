@@ -9,7 +9,7 @@ from itertools import chain, islice
 
 from quire.errors import ConfigError, quoted
 from quire.models.config import FULL, MAX_LAYERS, SLIDING, Fields, ModelConfig
-from quire.models.gpt2 import score_scale
+from quire.models.gpt2 import gpt2_head, placed_tokens, score_scale
 from quire.models.layers import grouped_qkv, plain_mlp, project_qkv, rotate
 from quire.program import Builder, Names, Rows, Value
 from quire.program.rope import rope_from_config
@@ -21,7 +21,7 @@ _PARTITIONS = 4  # of CodeGen's matrix, each with queries, values and keys
 
 def gpt_bigcode(b: Builder, cfg: ModelConfig, w: Names) -> Value:
     cfg = replace(cfg, num_key_value_heads=1) if cfg.flag("multi_query") else cfg
-    x = _placed(b, cfg, w)
+    x = placed_tokens(b, cfg, w)
     for i in range(cfg.num_hidden_layers):
         p = w / f"transformer.h.{i}"
         h = b.layer_norm(x, p / "ln_1", cfg.norm_eps)
@@ -30,11 +30,11 @@ def gpt_bigcode(b: Builder, cfg: ModelConfig, w: Names) -> Value:
         x = b.add(x, b.linear(a, p / "attn.c_proj", cfg.hidden_size, bias=True))
         h = b.layer_norm(x, p / "ln_2", cfg.norm_eps)
         x = b.add(x, plain_mlp(b, cfg, h, p / "mlp", True, ("c_fc", "c_proj")))
-    return _head(b, cfg, x, w)
+    return gpt2_head(b, cfg, x, w)
 
 
 def gpt_neo(b: Builder, cfg: ModelConfig, w: Names) -> Value:
-    x = _placed(b, cfg, w)
+    x = placed_tokens(b, cfg, w)
     for i in range(cfg.num_hidden_layers):
         p = w / f"transformer.h.{i}"
         h = b.layer_norm(x, p / "ln_1", cfg.norm_eps)
@@ -43,7 +43,7 @@ def gpt_neo(b: Builder, cfg: ModelConfig, w: Names) -> Value:
         x = b.add(x, b.linear(a, p / "attn.attention.out_proj", cfg.hidden_size, bias=True))
         h = b.layer_norm(x, p / "ln_2", cfg.norm_eps)
         x = b.add(x, plain_mlp(b, cfg, h, p / "mlp", True, ("c_fc", "c_proj")))
-    return _head(b, cfg, x, w)
+    return gpt2_head(b, cfg, x, w)
 
 
 def layers_of_gpt_neo(fields: Fields) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def _beside(b: Builder, cfg: ModelConfig, w: Names, fused: bool) -> Value:
         q, k = rotate(b, q, k, rope)
         a = b.linear(b.attention(q, k, v), p / "attn.out_proj", cfg.hidden_size)
         x = b.add(x, b.add(a, plain_mlp(b, cfg, h, p / "mlp", True, ("fc_in", "fc_out"))))
-    return _head(b, cfg, x, w, bias=True)
+    return gpt2_head(b, cfg, x, w, bias=True)
 
 
 def _partitioned(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> tuple[Value, Value, Value]:
@@ -100,16 +100,3 @@ def _partitioned(b: Builder, cfg: ModelConfig, h: Value, p: Names) -> tuple[Valu
         return b.linear(h, p / "qkv_proj", (heads, dim), rows=rows, part=part)
 
     return some("query", 0), some("key", 2), some("value", 1)
-
-
-def _placed(b: Builder, cfg: ModelConfig, w: Names) -> Value:
-    """Return the embeddings of tokens and their positions."""
-    tied, hidden = cfg.tie_word_embeddings, cfg.hidden_size
-    tokens = b.embed(w / "transformer.wte", cfg.vocab_size, hidden, tied)
-    return b.add(tokens, b.position_embed(w / "transformer.wpe", cfg.max_position_embeddings, hidden))
-
-
-def _head(b: Builder, cfg: ModelConfig, x: Value, w: Names, bias: bool = False) -> Value:
-    x = b.layer_norm(b.sampled_rows(x), w / "transformer.ln_f", cfg.norm_eps)
-    matrix = "transformer.wte" if cfg.tie_word_embeddings else "lm_head"
-    return b.linear(x, w / matrix, cfg.vocab_size, bias=bias)

@@ -31,7 +31,7 @@ class Room:
 ROOMS = (
     Room(
         "core",
-        11_245,
+        11_250,
         "scheduling, the programs of all model families, and sampling: the part to read in a weekend",
         (
             "types.py",
