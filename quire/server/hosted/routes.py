@@ -218,7 +218,7 @@ async def processes(request: Request) -> Response:
     return reply(ollama.Processes(found))
 
 
-async def show_unloaded(model: HostedModel, name: str) -> Response:
+async def show_unloaded(host: Host, model: HostedModel, name: str) -> Response:
     """Describe a model that is not loaded, in Ollama's form, without loading it."""
     if model.shown is None:
         facts, spec = model.budget.facts, model.spec
@@ -235,7 +235,7 @@ async def show_unloaded(model: HostedModel, name: str) -> Response:
             words = f"model {model.name!r} cannot be read: {error.message}"
             raise HTTPRefusal(503, words, error.hint, code="model_load_failed") from None
         weights = facts.quantization or "as stored"
-        model.shown = ollama.shown(model.name, frontend, output_format, weights, int(time.time()))
+        model.shown = ollama.shown(model.name, frontend, output_format, weights, host.created_s)
     is_adapter = name.removesuffix(LATEST) in model.adapters and name not in model.names
     return reply(ollama.named(model.shown, name, model.name if is_adapter else None))
 

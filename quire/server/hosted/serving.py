@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -74,7 +75,7 @@ def open_models(
         changing = adapters.ROUTES if config.load_adapters else ()
         every = Starlette(routes=[*own, *routes_of(None), *passed, *changing], exception_handlers=HANDLERS)
         every.router.redirect_slashes = False
-        door = Door(host, own_app, own, passed, every, REFUSALS, {ollama.show: show_unloaded})
+        door = Door(host, own_app, own, passed, every, REFUSALS, {ollama.show: partial(show_unloaded, host)})
         secrets = (kept_secret(config, one.engine_config) for one in specs) if keys else ()
         secret = next((one for one in secrets if one is not None), None)
         open_paths = page.paths if page is not None else ()
