@@ -29,6 +29,7 @@ from quire.server.hosted.budget import Allotment, ModelSpec, budgets
 from quire.server.hosted.door import Door
 from quire.server.hosted.host import Host, HostedModel
 from quire.server.hosted.policy import Need
+from quire.server.hosted.routes import show_unloaded
 from quire.server.hosted.serving import open_models
 from quire.server.llamacpp import routes as llamacpp
 from quire.server.logs import RequestLog
@@ -469,3 +470,14 @@ def test_replicas_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
         for place in replicas.places:
             replicas._make(place)
     assert made == [(f"cuda:{first}", None, 1) for first in (1, 3, 0, 2)]
+
+
+def test_a_model_that_cannot_be_read_is_an_error_of_its_own(tmp_path: Path) -> None:
+    """Where its files went after the start, and before it is described."""
+    facts: Any = SimpleNamespace(max_model_len=64, sees=False, quantization=None)
+    spec = ModelSpec("gone", ServerConfig(), EngineConfig(model=str(tmp_path / "gone")))
+    model = HostedModel(spec, Allotment(10, Need("gone", 4, 2), 1, facts, None), 60.0)
+    with pytest.raises(HTTPRefusal, match="model 'gone' cannot be read") as caught:
+        asyncio.run(show_unloaded(UNUSED, model, "gone"))
+    assert caught.value.status == 503
+    assert model.shown is None
